@@ -1,0 +1,52 @@
+# The one way to set up, try, test and measure feddle. `make` alone lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint bench docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/base: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "feddle needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; set PYTHON=")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing feddle into $(VENV) (once; torch is large)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/base
+	@$(PIP) -e '.[test,lint]'
+	@touch $@
+
+$(VENV)/docs: $(VENV)/base
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
+setup: $(VENV)/base ## make .venv with feddle in it
+
+demo: $(VENV)/base ## Feddle, FedBuff and FedAvg on Fashion-MNIST, in about three minutes
+	@$(BIN)/feddle compare experiments/demo.yaml
+
+test: $(VENV)/dev ## every quick test
+	@$(BIN)/python -m pytest -q
+
+test-slow: $(VENV)/dev ## the tests that take minutes
+	@$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/dev ## format, lint, types, layers
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/base ## measure speed; prints ratios
+	@$(BIN)/python bench/search.py
+
+docs: $(VENV)/docs ## build the documentation into site/
+	@$(BIN)/mkdocs build --strict --quiet
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

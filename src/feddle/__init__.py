@@ -1,0 +1,63 @@
+"""Asynchronous federated learning on hybrid data.
+
+>>> import feddle
+>>> run = feddle.simulate(model, clients, server=server_data, test=test_data, rounds=50)  # doctest: +SKIP
+
+The names below are loaded when first used: torch takes a second to import, `feddle --help` does not need it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from feddle.version import __version__
+
+if TYPE_CHECKING:
+    from feddle.core.atlas import Atlas
+    from feddle.core.errors import FeddleError
+    from feddle.core.layout import Layout, Weights
+    from feddle.core.messages import Arrival, Job, Update
+    from feddle.experiment.config import Config
+    from feddle.experiment.folder import run_config
+    from feddle.experiment.library import simulate
+    from feddle.experiment.load import load_config
+    from feddle.experiment.run import Run
+    from feddle.strategies.strategy import Strategy
+
+_HOMES = {
+    "Arrival": "feddle.core.messages",
+    "Atlas": "feddle.core.atlas",
+    "Config": "feddle.experiment.config",
+    "FeddleError": "feddle.core.errors",
+    "Job": "feddle.core.messages",
+    "Layout": "feddle.core.layout",
+    "Run": "feddle.experiment.run",
+    "Strategy": "feddle.strategies.strategy",
+    "Update": "feddle.core.messages",
+    "Weights": "feddle.core.layout",
+    "load_config": "feddle.experiment.load",
+    "run_config": "feddle.experiment.folder",
+    "simulate": "feddle.experiment.library",
+}
+
+__all__ = [
+    "Arrival",
+    "Atlas",
+    "Config",
+    "FeddleError",
+    "Job",
+    "Layout",
+    "Run",
+    "Strategy",
+    "Update",
+    "Weights",
+    "__version__",
+    "load_config",
+    "run_config",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'feddle' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

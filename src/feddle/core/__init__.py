@@ -1,0 +1,1 @@
+"""Pure maths on flat tensors: layout, atlas, search, staleness, seeds, messages."""

@@ -1,0 +1,92 @@
+"""The model atlas: a bounded set of anchors that spans the server's search."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from feddle.core.messages import Job
+
+Eviction = Literal["importance", "fifo"]
+
+
+class Atlas:
+    """At most M anchors as one preallocated (M, d) matrix, with the score and origin of each row.
+
+    A full atlas gives up its anchor with the smallest score (`importance`) or its oldest one (`fifo`). An anchor
+    has no score until its first search and is protected until then; if every anchor is new, the oldest goes.
+    """
+
+    def __init__(
+        self, capacity: int, dimension: int, *, eviction: Eviction = "importance", device: str = "cpu"
+    ) -> None:
+        self.capacity = capacity
+        self.eviction = eviction
+        self._anchors = torch.zeros(capacity, dimension, device=device)
+        self._norms = torch.zeros(capacity, device=device)
+        self._scores = torch.full((capacity,), torch.nan, device=device)
+        self._ages = torch.zeros(capacity, dtype=torch.int64)  # the count of inserts when the row was filled
+        self._origins = torch.zeros(capacity, 3, dtype=torch.int64)  # client, number, version of the job
+        self._inserted = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def insert(self, job: Job, delta: Tensor) -> int:
+        """Store an update as an anchor and return its row."""
+        row = self._size if self._size < self.capacity else self._victim()
+        self._anchors[row] = delta
+        self._norms[row] = torch.linalg.vector_norm(delta)
+        self._scores[row] = torch.nan
+        self._ages[row] = self._inserted
+        self._origins[row] = torch.tensor([job.client, job.number, job.version])
+        self._inserted += 1
+        self._size = max(self._size, row + 1)
+        return row
+
+    def active(self) -> Tensor:
+        """The anchors (|A|, d), as a view."""
+        return self._anchors[: self._size]
+
+    def row_scales(self) -> Tensor:
+        """r (|A|,) with r_m = median(‖a‖)/‖a_m‖, so that Ā = r ∘ A (eq. anc_normalization)."""
+        norms = self._norms[: self._size]
+        return norms.quantile(0.5) / norms  # the mean of the two middle ones when their number is even
+
+    def origins(self) -> list[Job]:
+        """Which job each active anchor came from."""
+        return [Job(*row) for row in self._origins[: self._size].tolist()]
+
+    def score(self, coefficients: Tensor) -> None:
+        """Keep |ĉ| of a search as the anchors' importance."""
+        self._scores[: self._size] = coefficients.abs()
+
+    def _victim(self) -> int:
+        oldest = int(self._ages.argmin())
+        if self.eviction == "fifo" or bool(self._scores.isnan().all()):
+            return oldest
+        return int(self._scores.nan_to_num(nan=torch.inf).argmin())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on, as tensors; only the rows in use."""
+        rows = slice(0, self._size)
+        return {
+            "anchors": self._anchors[rows].clone(),
+            "scores": self._scores[rows].clone(),
+            "ages": self._ages[rows].clone(),
+            "origins": self._origins[rows].clone(),
+            "inserted": torch.tensor(self._inserted),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state."""
+        self._size = len(state["anchors"])
+        rows = slice(0, self._size)
+        self._anchors[rows] = state["anchors"]
+        self._norms[rows] = torch.stack([torch.linalg.vector_norm(a) for a in self._anchors[rows]])
+        self._scores[rows] = state["scores"]
+        self._ages[rows] = state["ages"]
+        self._origins[rows] = state["origins"]
+        self._inserted = int(state["inserted"])

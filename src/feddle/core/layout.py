@@ -1,0 +1,144 @@
+"""How a module maps to one flat vector."""
+
+import hashlib
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from feddle.core.errors import FeddleError
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A model as two flat vectors: `vector` (d,) is merged, `buffers` (b,) are running statistics."""
+
+    vector: Tensor
+    buffers: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """What sending them costs."""
+        return self.vector.nbytes + self.buffers.nbytes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one named tensor lives in a flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def place(self) -> slice:
+        """The tensor's elements in the flat vector."""
+        return slice(self.start, self.start + prod(self.shape))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The flat vector of a module's trainable parameters, in model order, body before head.
+
+    Floating-point buffers (BatchNorm statistics) form a vector of their own; integer counters are not sent.
+    Two models have the same `digest` exactly when their updates can be added.
+    """
+
+    parameters: tuple[Slot, ...]
+    buffers: tuple[Slot, ...]
+    head_start: int
+    digest: str
+
+    @classmethod
+    def of(cls, model: nn.Module, head: str | None = None) -> "Layout":
+        """The layout of `model`; `head` names its classifier module, by default the last linear layer."""
+        head = find_head(model) if head is None else head
+        trainable: dict[str, Tensor] = {
+            n: p for n, p in model.named_parameters() if p.requires_grad and p.is_floating_point()
+        }
+        if not trainable:
+            raise FeddleError("expected a model with trainable parameters, but every parameter is frozen")
+        in_head = {n for n in trainable if head is not None and n.startswith(f"{head}.")}
+        if head is not None and not in_head:
+            raise FeddleError(f"the model has no trainable module named {head!r} to serve as its head")
+        body = [n for n in trainable if n not in in_head]
+        parameters = _slots({n: trainable[n] for n in [*body, *(n for n in trainable if n in in_head)]})
+        saved = model.state_dict().keys()
+        moving = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in saved}
+        head_start = next((s.start for s in parameters if s.name in in_head), _total(parameters))
+        return cls(parameters, _slots(moving), head_start, _digest(model, trainable, moving, head_start))
+
+    @property
+    def size(self) -> int:
+        """d, the number of trainable parameters."""
+        return _total(self.parameters)
+
+    @property
+    def body(self) -> slice:
+        """Everything before the classifier."""
+        return slice(0, self.head_start)
+
+    @property
+    def head(self) -> slice:
+        """The classifier; empty if the model has none."""
+        return slice(self.head_start, self.size)
+
+    def read(self, model: nn.Module) -> Weights:
+        """A copy of the model's weights."""
+        return Weights(
+            _gather([model.get_parameter(s.name).detach() for s in self.parameters]),
+            _gather([model.get_buffer(s.name) for s in self.buffers]),
+        )
+
+    def write(self, model: nn.Module, weights: Weights) -> None:
+        """Set the model's weights in place."""
+        with torch.no_grad():
+            for slot in self.parameters:
+                model.get_parameter(slot.name).copy_(weights.vector[slot.place].view(slot.shape))
+            for slot in self.buffers:
+                model.get_buffer(slot.name).copy_(weights.buffers[slot.place].view(slot.shape))
+
+    def read_grad(self, model: nn.Module) -> Tensor:
+        """The gradients as a vector (d,); a parameter that the loss did not reach has gradient zero."""
+        grads = [(p, p.grad) for p in (model.get_parameter(s.name) for s in self.parameters)]
+        return _gather([torch.zeros_like(p) if grad is None else grad for p, grad in grads])
+
+
+def find_head(model: nn.Module) -> str | None:
+    """The name of the last linear layer with trainable parameters, if there is one below the top."""
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if name and isinstance(module, nn.Linear) and module.weight.requires_grad
+    ]
+    return linear[-1] if linear else None
+
+
+def _slots(tensors: dict[str, Tensor]) -> tuple[Slot, ...]:
+    slots, start = [], 0
+    for name, tensor in tensors.items():
+        slots.append(Slot(name, tuple(tensor.shape), start))
+        start += tensor.numel()
+    return tuple(slots)
+
+
+def _total(slots: tuple[Slot, ...]) -> int:
+    return slots[-1].place.stop if slots else 0
+
+
+def _gather(tensors: list[Tensor]) -> Tensor:
+    # reshape copies a channels_last tensor into the logical order that the layout speaks of
+    return torch.cat([t.reshape(-1).float() for t in tensors]) if tensors else torch.zeros(0)
+
+
+def _digest(model: nn.Module, trainable: dict[str, Tensor], moving: dict[str, Tensor], head_start: int) -> str:
+    """Over names, shapes and dtypes, and the contents of what is frozen: an adapter fits one base only."""
+    digest = hashlib.sha256(f"head {head_start}".encode())
+    for name, tensor in [*trainable.items(), *moving.items()]:
+        digest.update(f"|{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+    for name, tensor in model.named_parameters():
+        if name not in trainable:
+            digest.update(f"|frozen {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

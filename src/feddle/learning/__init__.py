@@ -1,0 +1,1 @@
+"""Models, data sets, partitions, local training, objectives and evaluation."""

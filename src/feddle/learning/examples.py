@@ -1,0 +1,93 @@
+"""Labelled examples that can be taken in batches, whatever they are stored as."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset, default_collate
+
+from feddle.core.errors import FeddleError
+
+
+class Examples(Protocol):
+    """A set of examples, indexed from 0."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of a batch, ready for the model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images kept as bytes (n, C, H, W), made into floats in [−1, 1] a batch at a time.
+
+    Grey images are repeated over `channels`, so that one model takes any set. Batches come in channels_last.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    channels: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Examples`."""
+        pixels = self.pixels[index].to(torch.float32).div_(127.5).sub_(1.0)
+        pixels = pixels.expand(-1, self.channels, -1, -1)
+        return pixels.contiguous(memory_format=torch.channels_last), self.labels[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """Some of a set's examples, by index: a client's share, or the server's."""
+
+    examples: Examples
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Examples`."""
+        return self.examples.take(self.index[index])
+
+
+@dataclass(frozen=True, eq=False)
+class FromDataset:
+    """Any map-style torch dataset of (input, target) pairs."""
+
+    dataset: Dataset[Any]
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]  # a map-style Dataset has a length
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Examples`."""
+        inputs, targets = default_collate([self.dataset[i] for i in index.tolist()])
+        return inputs, targets
+
+
+def as_examples(data: Examples | Dataset[Any]) -> Examples:
+    """Wrap a torch dataset; leave what can already be taken in batches."""
+    if isinstance(data, Dataset):
+        return FromDataset(data)
+    if hasattr(data, "take") and hasattr(data, "__len__"):
+        return data
+    raise FeddleError(f"expected a torch Dataset of (input, target) pairs, got {type(data).__name__}")
+
+
+def resize(pixels: Tensor, size: int) -> Tensor:
+    """Images (n, C, H, W) of bytes, made size×size by bilinear interpolation."""
+    if tuple(pixels.shape[-2:]) == (size, size):
+        return pixels
+    chunk = 4096  # bounds the floats in memory
+    return torch.cat([_interpolate(pixels[i : i + chunk], size) for i in range(0, len(pixels), chunk)])
+
+
+def _interpolate(pixels: Tensor, size: int) -> Tensor:
+    floats = F.interpolate(pixels.float(), size=(size, size), mode="bilinear", align_corners=False)
+    return floats.round().byte()

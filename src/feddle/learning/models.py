@@ -1,0 +1,46 @@
+"""The paper's network."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from feddle.core.errors import FeddleError
+
+
+class CNN(nn.Module):
+    """Three 3×3 convolutions and two linear layers, for square images of any size from 28 up.
+
+    2×2 pooling follows the first `pools` convolutions. The defaults are calibrated on the paper's Center rows.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        image_size: int = 32,
+        in_channels: int = 3,
+        channels: Sequence[int] = (32, 64, 64),
+        hidden: int = 512,
+        padding: bool = True,
+        pools: int = 3,
+    ) -> None:
+        super().__init__()
+        if image_size < 28:
+            raise FeddleError(f"the CNN takes images from 28×28 up, got {image_size}×{image_size}; resize them")
+        layers: list[nn.Module] = []
+        width, size = in_channels, image_size
+        for i, out in enumerate(channels):
+            layers.append(nn.Conv2d(width, out, 3, padding=int(padding)))
+            width, size = out, size if padding else size - 2
+            if i < pools:
+                layers.append(nn.MaxPool2d(2))
+                size //= 2
+            layers.append(nn.ReLU(inplace=True))  # the same after pooling as before it, at a quarter of the work
+        self.features = nn.Sequential(*layers)
+        self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(width * size * size, hidden), nn.ReLU(inplace=True))
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (n, C, H, W) to logits (n, classes)."""
+        logits: Tensor = self.head(self.hidden(self.features(images)))
+        return logits

@@ -1,0 +1,73 @@
+"""How examples are spread over clients and server."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddle.core.errors import FeddleError
+from feddle.core.seeds import numpy_generator
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Which examples each client holds: `order[offsets[j] : offsets[j + 1]]` are those of client j."""
+
+    order: Tensor
+    offsets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client: int) -> Tensor:
+        return self.order[int(self.offsets[client]) : int(self.offsets[client + 1])]
+
+    @property
+    def sizes(self) -> Tensor:
+        """The number of examples of each client."""
+        return self.offsets.diff()
+
+
+def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> Partition:
+    """Spread each class over the clients in proportions drawn from Dirichlet(α)."""
+    if not alpha > 0:
+        raise FeddleError(f"the Dirichlet α must be above 0, got {alpha:g}; 0.1 is very uneven, 100 nearly even")
+    generator = numpy_generator(seed)
+    owner = np.empty(len(labels), dtype=np.int64)
+    for label in np.unique(labels.numpy()):
+        members = generator.permutation(np.flatnonzero(labels.numpy() == label))
+        shares = generator.dirichlet(np.full(clients, alpha))
+        if not np.isfinite(shares).all():  # α so small that every share underflows: one client has them all
+            shares = np.eye(clients)[generator.integers(clients)]
+        cuts = np.rint(np.cumsum(shares) * len(members)).astype(np.int64)
+        cuts[-1] = len(members)  # the shares sum to 1 only up to rounding
+        owner[members] = np.repeat(np.arange(clients), np.diff(cuts, prepend=0))
+    return by_owner(torch.from_numpy(owner), clients)
+
+
+def by_owner(owner: Tensor, clients: int) -> Partition:
+    """The partition in which example i belongs to client `owner[i]`."""
+    sizes = torch.bincount(owner, minlength=clients)
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    return Partition(owner.argsort(stable=True), offsets)
+
+
+def server_split(count: int, server: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of the server's share of a test set, and of the rest, which measures accuracy."""
+    if not 0 <= server < count:
+        raise FeddleError(
+            f"data.server.samples must leave some of the {count} test images for measuring accuracy, got {server}"
+        )
+    order = torch.from_numpy(numpy_generator(seed).permutation(count))
+    return order[:server].sort().values, order[server:].sort().values
+
+
+def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> Tensor:
+    """Replace a share of the labels, drawn at random, each by one of the other classes."""
+    generator = numpy_generator(seed)
+    wrong = generator.permutation(len(labels))[: round(share * len(labels))]
+    shift = generator.integers(1, classes, size=len(wrong))
+    noisy = labels.clone()
+    noisy[wrong] = (noisy[wrong] + torch.from_numpy(shift)) % classes
+    return noisy

@@ -1,0 +1,721 @@
+"""Data sets: real decoding of generated official files, every way a fetch can fail, and the real digits."""
+
+import functools
+import gzip
+import hashlib
+import http.server
+import io
+import multiprocessing
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from feddle.core.errors import FeddleError
+from feddle.learning import datasets, registries
+from feddle.learning.dataset_cache import Spec, content_hash, file_of, obtain
+from feddle.learning.decoders import Arrays, Contents, Unusable, decode_cifar, decode_digits, decode_idx
+from feddle.learning.download_progress import ByteBar, Teller
+from feddle.learning.sources import Folder, InstalledPackage, Official, Package, Source
+
+GREY = Contents(shape=(1, 5, 4), train=6, test=3, num_classes=10)
+COLOUR = Contents(shape=(3, 2, 2), train=10, test=2, num_classes=10)
+IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+QUIET = Teller(quiet=True)
+
+
+def idx(values: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bytes:
+    head = struct.pack(f">{1 + values.ndim}I", 0x0800 + values.ndim, *values.shape)
+    return head + values.tobytes()
+
+
+def idx_files() -> dict[str, bytes]:
+    """The four official files of a tiny data set whose every value can be worked out."""
+    train = np.arange(6 * 20, dtype=np.uint8).reshape(6, 5, 4)
+    test = (200 - np.arange(3 * 20)).astype(np.uint8).reshape(3, 5, 4)
+    arrays = (train, np.arange(6, dtype=np.uint8), test, np.array([9, 0, 9], dtype=np.uint8))
+    return {name: idx(values) for name, values in zip(IDX_NAMES, arrays, strict=True)}
+
+
+def idx_arrays() -> Arrays:
+    return Arrays(
+        torch.arange(120, dtype=torch.uint8).reshape(6, 1, 5, 4),
+        torch.arange(6),
+        (200 - torch.arange(60)).to(torch.uint8).reshape(3, 1, 5, 4),
+        torch.tensor([9, 0, 9]),
+    )
+
+
+def write_idx(folder: Path, *, zipped: bool = True) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in idx_files().items():
+        if zipped:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def cifar_files() -> dict[str, bytes]:
+    """Batches of two records; record r has label r % 10 and pixels r, r + 1, …"""
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    records = [bytes([r % 10, *range(r, r + 12)]) for r in range(12)]
+    return {name: records[2 * i] + records[2 * i + 1] for i, name in enumerate(names)}
+
+
+def cifar_tar(prefix: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in cifar_files().items():
+            member = tarfile.TarInfo(f"{prefix}/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def spec_of(*sources: Source, sha256: str | None = None, name: str = "tiny") -> Spec:
+    return Spec(
+        name=name,
+        title="A tiny data set",
+        contents=GREY,
+        sha256=sha256 or content_hash(idx_arrays()),
+        megabytes=0.1,
+        decode=decode_idx,
+        sources=sources,
+        advice="ask a friend",
+    )
+
+
+def cifar_spec(*sources: Source) -> Spec:
+    images = torch.tensor([list(range(r, r + 12)) for r in range(12)], dtype=torch.uint8).reshape(12, 3, 2, 2)
+    labels = torch.arange(12) % 10
+    sha256 = content_hash(Arrays(images[:10], labels[:10], images[10:], labels[10:]))
+    base = spec_of(*sources, sha256=sha256)
+    return replace(base, contents=COLOUR, decode=decode_cifar, archive="cifar-10-binary.tar.gz")
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    for left, right in zip(found, expected, strict=True):
+        assert left.dtype == right.dtype
+        assert torch.equal(left, right)
+
+
+def left_behind(cache: Path) -> set[str]:
+    """What a fetch left in the cache folder, except for the lock file, which may stay."""
+    return {path.name for path in cache.iterdir() if path.suffix != ".lock"} if cache.is_dir() else set()
+
+
+@dataclass
+class Site:
+    """A real HTTP server on loopback: its files, what was asked of it, and how it misbehaves."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    cut: int | None = None  # send only so many bytes of each file, but announce them all
+    delay: float = 0.0
+    address: str = ""
+
+    def source(self, *files: str) -> Official:
+        return Official(self.address, files or tuple(self.files), 0.1)
+
+
+class Responder(http.server.BaseHTTPRequestHandler):
+    def __init__(self, site: Site, *args: object) -> None:
+        self.site = site
+        super().__init__(*args)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        name = self.path.lstrip("/")
+        self.site.asked.append(name)
+        time.sleep(self.site.delay)
+        if name not in self.site.files:
+            self.send_error(404, "Not Found")
+            return
+        content = self.site.files[name]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: self.site.cut])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Keep the test output clean."""
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site(files={f"{name}.gz": gzip.compress(content) for name, content in idx_files().items()})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Responder, made))
+    made.address = f"http://127.0.0.1:{server.server_port}/"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield made
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def closed() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Make a PATH of our own; call it with a name and a Python body to put a program there."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def add(name: str, body: str) -> None:
+        script = folder / name
+        script.write_text(f"#!{sys.executable}\nimport pathlib, sys, tarfile, time\nargs = sys.argv[1:]\n{body}\n")
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+
+    return add
+
+
+# --- decoding
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_idx_files_are_decoded(tmp_path: Path, zipped: bool) -> None:
+    assert_same(decode_idx(write_idx(tmp_path, zipped=zipped), GREY), idx_arrays())
+
+
+def test_idx_files_that_a_web_server_unzipped_are_decoded_under_their_gz_name(tmp_path: Path) -> None:
+    for name, content in idx_files().items():
+        (tmp_path / f"{name}.gz").write_bytes(content)
+    assert_same(decode_idx(tmp_path, GREY), idx_arrays())
+
+
+@pytest.mark.parametrize("inside", ["", "cifar-10-batches-bin"])
+def test_cifar_batches_are_decoded_from_both_places(tmp_path: Path, inside: str) -> None:
+    (tmp_path / inside).mkdir(exist_ok=True)
+    for name, content in cifar_files().items():
+        (tmp_path / inside / name).write_bytes(content)
+    arrays = decode_cifar(tmp_path, COLOUR)
+    assert arrays.train_images.shape == (10, 3, 2, 2)
+    assert arrays.train_images[3].flatten().tolist() == list(range(3, 15))
+    assert arrays.train_labels.tolist() == list(range(10))
+    assert arrays.test_labels.tolist() == [0, 1]
+    assert arrays.test_images[0, 0].tolist() == [[10, 11], [12, 13]]
+
+
+def test_digits_scale_sixteen_to_255_and_split_in_order(tmp_path: Path) -> None:
+    lines = [",".join(["0", "1", "8", "16"] * 16 + [str(label)]) for label in (3, 1, 4)]
+    (tmp_path / "optdigits.tes").write_text("\n".join(lines) + "\n\n")
+    arrays = decode_digits(tmp_path, Contents((1, 8, 8), train=2, test=1, num_classes=10))
+    assert arrays.train_images.shape == (2, 1, 8, 8)
+    assert arrays.train_images[0, 0, 0].tolist() == [0, 15, 127, 255, 0, 15, 127, 255]
+    assert (arrays.train_labels.tolist(), arrays.test_labels.tolist()) == ([3, 1], [4])
+
+
+def spoilt(**changes: bytes) -> dict[str, bytes]:
+    return {**idx_files(), **{name.replace("_", "-"): content for name, content in changes.items()}}
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        (
+            spoilt(train_images_idx3_ubyte=idx(np.zeros(6, np.uint8)) + bytes(20)),
+            "magic number 2051, not 2049",
+        ),
+        (
+            spoilt(train_labels_idx1_ubyte=idx(np.zeros(5, np.uint8))),
+            "should hold 6 values, but its header says 5",
+        ),
+        (spoilt(t10k_images_idx3_ubyte=idx_files()["t10k-images-idx3-ubyte"][:-1]), "60 values, but has 59"),
+        (
+            spoilt(t10k_labels_idx1_ubyte=idx_files()["t10k-labels-idx1-ubyte"] + b"x"),
+            "longer than the expected 11",
+        ),
+        (spoilt(t10k_labels_idx1_ubyte=b"\0\0\x08"), "8 header bytes, but has only 3"),
+        (spoilt(t10k_labels_idx1_ubyte=idx(np.array([1, 2, 10], np.uint8))), "labels from 0 to 9, not 10"),
+        (spoilt(train_images_idx3_ubyte=gzip.compress(bytes(136))[:-12]), "cannot be read"),
+        (
+            {name: idx_files()[name] for name in IDX_NAMES[:3]},
+            "holds no t10k-labels-idx1-ubyte.gz or t10k-labels",
+        ),
+    ],
+)
+def test_a_bad_idx_file_is_refused_with_the_reason(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(Unusable, match=reason):
+        decode_idx(tmp_path, GREY)
+
+
+def test_a_short_cifar_batch_is_refused(tmp_path: Path) -> None:
+    for name, content in cifar_files().items():
+        (tmp_path / name).write_bytes(content[:-1] if name == "data_batch_4.bin" else content)
+    with pytest.raises(Unusable, match=r"data_batch_4.bin should hold 2 records of 13 bytes, but has 25"):
+        decode_cifar(tmp_path, COLOUR)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (",".join(["17"] + ["0"] * 64), "pixels from 0 to 16, not 17"),
+        (",".join(["0"] * 64), "table of 1 × 65, not 1 × 64"),
+        (",".join(["x"] + ["0"] * 64), "not a table of whole numbers"),
+    ],
+)
+def test_bad_digits_are_refused_with_the_reason(tmp_path: Path, line: str, reason: str) -> None:
+    (tmp_path / "digits.csv").write_text(line)
+    with pytest.raises(Unusable, match=reason):
+        decode_digits(tmp_path, Contents((1, 8, 8), train=1, test=0, num_classes=10))
+
+
+def test_the_content_hash_sees_values_shapes_types_and_order() -> None:
+    base = idx_arrays()
+    variants = [
+        base,
+        base._replace(train_labels=base.train_labels.flip(0)),
+        base._replace(train_images=base.train_images.reshape(6, 1, 4, 5)),
+        base._replace(train_labels=base.train_labels.to(torch.int32)),
+        base._replace(train_images=base.test_images, test_images=base.train_images),
+    ]
+    assert len({content_hash(arrays) for arrays in variants}) == len(variants)
+
+
+# --- sources
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_folder_that_the_user_names_comes_first(tmp_path: Path, site: Site, zipped: bool) -> None:
+    folder = write_idx(tmp_path / "mine", zipped=zipped)
+    assert_same(obtain(spec_of(site.source()), tmp_path / "cache", folder, QUIET), idx_arrays())
+    assert site.asked == []
+    assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
+
+
+def test_a_named_folder_may_hold_a_folder_for_each_data_set(tmp_path: Path) -> None:
+    write_idx(tmp_path / "mine" / "tiny")
+    assert_same(obtain(spec_of(), tmp_path / "cache", tmp_path / "mine", QUIET), idx_arrays())
+
+
+def test_a_named_folder_may_hold_the_official_archive(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(cifar_tar("cifar-10-batches-bin"))
+    arrays = obtain(cifar_spec(), tmp_path / "cache", tmp_path, QUIET)
+    assert arrays.train_labels.tolist() == list(range(10))
+
+
+def test_a_useless_folder_is_told_and_the_next_source_tried(
+    tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    obtain(spec_of(site.source()), tmp_path / "cache", tmp_path / "typo", Teller(quiet=False))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"the folder {tmp_path / 'typo'} is of no use for tiny: no such folder; trying the next source",
+        f"fetching tiny (0.1 MB) from the official address {site.address}",
+    ]
+
+
+def test_quiet_says_nothing(tmp_path: Path, site: Site) -> None:
+    # In a process of its own, since a library may have kept the stderr that it saw when it was imported.
+    job = (site.address, tuple(site.files), str(tmp_path))
+    code = f"import test_datasets as t; t.fetch_there(*{job!r})"
+    ran = subprocess.run([sys.executable, "-c", code], env=with_tests(), capture_output=True, check=True)
+    assert (ran.stdout, ran.stderr) == (b"", b"")
+    assert left_behind(tmp_path) == {"tiny.safetensors"}
+
+
+def test_the_official_address_is_downloaded_once(tmp_path: Path, site: Site) -> None:
+    spec = spec_of(site.source())
+    first = obtain(spec, tmp_path / "cache", None, QUIET)
+    again = obtain(spec, tmp_path / "cache", None, QUIET)
+    assert_same(first, idx_arrays())
+    assert_same(again, first)
+    assert site.asked == [f"{name}.gz" for name in IDX_NAMES]
+
+
+def test_an_official_archive_is_unpacked(tmp_path: Path, site: Site) -> None:
+    site.files = {"cifar-10-binary.tar.gz": cifar_tar("cifar-10-batches-bin")}
+    arrays = obtain(cifar_spec(site.source()), tmp_path / "cache", None, QUIET)
+    assert arrays.test_images[0, 0].tolist() == [[10, 11], [12, 13]]
+    assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
+
+
+def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
+    archive = tmp_path / "evil.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"))
+    with pytest.raises(Unusable, match="cannot be unpacked"):
+        registries.unpack(archive, tmp_path / "inside")
+    assert not (tmp_path / "outside").exists()
+
+
+def test_an_archive_that_outgrows_the_limit_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registries, "UNPACKED_LIMIT", 100)
+    (tmp_path / "big.tar.gz").write_bytes(cifar_tar("package"))
+    with pytest.raises(Unusable, match="the limit is"):
+        registries.unpack(tmp_path / "big.tar.gz", tmp_path / "inside")
+    assert list((tmp_path / "inside").iterdir()) == []
+
+
+def test_an_absent_python_package_is_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(Unusable, match="not installed"):
+        InstalledPackage("Nowhere", "no_such_module_here", "data").collect("tiny", tmp_path, QUIET)
+
+
+def test_npm_packs_into_the_cache(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+    (tmp_path / "ready.tgz").write_bytes(cifar_tar("package/data"))
+    programs(
+        "npm",
+        "import shutil\nassert args[0] == 'pack' and args[-1] == 'tiny-data@1.0.0', args\n"
+        f"shutil.copy({str(tmp_path / 'ready.tgz')!r}, 'tiny-data-1.0.0.tgz')",
+    )
+    spec = cifar_spec(Package("npm", "tiny-data@1.0.0", "package/data", 0.1))
+    assert obtain(spec, tmp_path / "cache", None, QUIET).train_labels.tolist() == list(range(10))
+    assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
+
+
+def test_apt_get_without_package_lists_makes_private_ones(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+    write_idx(tmp_path / "tree")
+    log = tmp_path / "log"
+    programs(
+        "apt-get",
+        f"log = open({str(log)!r}, 'a')\n"
+        "lists = [a.split('=')[1] for a in args if a.startswith('Dir::State::lists=')]\n"
+        "print('private' if lists else 'system', 'update' if 'update' in args else args[-2:], file=log)\n"
+        "if not lists: sys.exit('E: Unable to locate package tiny')\n"
+        "if 'update' in args: (pathlib.Path(lists[0]) / 'Packages').write_text('tiny'); sys.exit()\n"
+        "assert (pathlib.Path(lists[0]) / 'Packages').exists()\n"
+        "pathlib.Path('tiny_1_all.deb').write_bytes(b'a package')",
+    )
+    programs(
+        "dpkg-deb",
+        "import shutil\nassert args[0] == '-x' and pathlib.Path(args[1]).read_bytes() == b'a package'\n"
+        f"shutil.copytree({str(tmp_path / 'tree')!r}, pathlib.Path(args[2]) / 'usr/share')",
+    )
+    spec = spec_of(Package("Debian", "tiny", "usr/share", 0.1))
+    assert_same(obtain(spec, tmp_path / "cache", None, QUIET), idx_arrays())
+    assert log.read_text().splitlines() == [
+        "system ['download', 'tiny']",
+        "private update",
+        "private ['download', 'tiny']",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("registry", "client", "body", "reason"),
+    [
+        ("npm", "", "", "npm is not to be found on this machine"),
+        ("Debian", "", "", "apt-get is not to be found on this machine"),
+        ("npm", "npm", "sys.exit('npm error code E404\\nnpm error no such package')", "npm: no such package"),
+        ("Debian", "apt-get", "sys.exit('W: a\\nE: no space left')", "apt-get: no space left"),
+        ("npm", "npm", "sys.exit(3)", "npm: it failed without a word"),
+        ("npm", "npm", "", r"left one \*.tgz file, but left 0"),
+        ("npm", "npm", "time.sleep(60)", "npm took longer than 1 s"),
+    ],
+)
+def test_a_client_that_fails_is_a_reason(
+    tmp_path: Path,
+    programs: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    registry: registries.Registry,
+    client: str,
+    body: str,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(registries, "TIMEOUT", 1.0)
+    if client:
+        programs(client, body)
+    with pytest.raises(FeddleError, match=f"the {registry} package x .*{reason}"):
+        obtain(spec_of(Package(registry, "x", "", 1)), tmp_path / "cache", None, QUIET)
+    assert left_behind(tmp_path / "cache") == set()
+
+
+# --- failures
+
+
+def test_when_nothing_answers_one_line_names_each_source_and_the_ways_out(
+    tmp_path: Path, site: Site, closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no npm there
+    spec = spec_of(
+        Folder(tmp_path / "system", "the system folder"),
+        site.source("gone.gz"),
+        Official(closed, ("a.gz",), 1),
+        Package("npm", "tiny@1", "", 1),
+    )
+    with pytest.raises(FeddleError) as caught:
+        obtain(spec, tmp_path / "cache", None, QUIET)
+    assert str(caught.value) == (
+        f"no source of tiny answered: the system folder {tmp_path / 'system'} (no such folder); "
+        f"the official address {site.address} (404 Client Error: Not Found); "
+        f"the official address {closed} (no connection); "
+        "the npm package tiny@1 (npm is not to be found on this machine). "
+        "To go on, put the official files in a folder and name it with data.folder or --folder, "
+        "or ask a friend"
+    )
+    assert left_behind(tmp_path / "cache") == set()
+
+
+def test_a_wrong_hash_is_refused_and_the_next_source_used(tmp_path: Path, site: Site) -> None:
+    wrong = write_idx(tmp_path / "wrong")
+    other = idx_files()["train-labels-idx1-ubyte"][:-1] + b"\x09"
+    (wrong / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(other))
+    with pytest.raises(FeddleError, match=r"its content has the SHA-256 \w{12}… instead of \w{12}…"):
+        obtain(spec_of(), tmp_path / "cache", wrong, QUIET)
+    assert left_behind(tmp_path / "cache") == set()
+    assert_same(obtain(spec_of(site.source()), tmp_path / "cache", wrong, QUIET), idx_arrays())
+
+
+def test_a_download_that_breaks_off_leaves_nothing(tmp_path: Path, site: Site) -> None:
+    site.cut = 30
+    with pytest.raises(FeddleError, match="the download broke off"):
+        obtain(spec_of(site.source()), tmp_path / "cache", None, QUIET)
+    assert left_behind(tmp_path / "cache") == set()
+    site.cut = None
+    assert_same(obtain(spec_of(site.source()), tmp_path / "cache", None, QUIET), idx_arrays())
+
+
+def shorten(content: bytes) -> bytes:
+    return content[:-10]
+
+
+def flip_last(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def nonsense(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def nothing(content: bytes) -> bytes:
+    return content[:0]
+
+
+@pytest.mark.parametrize("damage", [shorten, flip_last, nonsense, nothing])
+def test_a_broken_cache_file_is_fetched_again(tmp_path: Path, site: Site, damage: Callable[[bytes], bytes]) -> None:
+    spec = spec_of(site.source())
+    obtain(spec, tmp_path, None, QUIET)
+    file = file_of(spec, tmp_path)
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert_same(obtain(spec, tmp_path, None, QUIET), idx_arrays())
+    assert file.read_bytes() == whole
+    assert len(site.asked) == 8
+
+
+def test_a_broken_cache_file_without_a_source_is_a_clear_error(tmp_path: Path) -> None:
+    file_of(spec_of(), tmp_path).write_bytes(b"broken")
+    with pytest.raises(FeddleError, match=r"the cached file .*tiny.safetensors is broken and no source of tiny"):
+        obtain(spec_of(), tmp_path, None, QUIET)
+
+
+def test_a_cache_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(FeddleError, match=r"cannot write tiny to the cache folder .*set FEDDLE_DATA"):
+        obtain(spec_of(), tmp_path / "file" / "cache", None, QUIET)
+
+
+def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+    (tmp_path / "cache" / ".tiny.fetching").mkdir(parents=True)
+    (tmp_path / "cache" / ".tiny.fetching" / "half").write_bytes(b"half a download")
+    (tmp_path / "cache" / ".tiny.partial").write_bytes(b"half a file")
+    obtain(spec_of(), tmp_path / "cache", write_idx(tmp_path / "mine"), QUIET)
+    assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
+
+
+def fetch_there(address: str, files: tuple[str, ...], cache: str) -> str:
+    """What another process runs."""
+    return content_hash(obtain(spec_of(Official(address, files, 0.1)), Path(cache), None, QUIET))
+
+
+def with_tests() -> dict[str, str]:
+    """The environment of another process that imports this file."""
+    folders = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+def test_two_processes_at_once_download_once(tmp_path: Path, site: Site) -> None:
+    site.delay = 0.2
+    job = (site.address, tuple(site.files), str(tmp_path))
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        hashes = pool.starmap(fetch_there, [job, job], chunksize=1)
+    assert hashes == [content_hash(idx_arrays())] * 2
+    assert len(site.asked) == 4
+    assert left_behind(tmp_path) == {"tiny.safetensors"}
+
+
+def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+    mark = tmp_path / "npm-pid"
+    programs(
+        "npm",
+        "import os\npathlib.Path('half.tgz').write_bytes(b'half')\n"
+        f"pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(60)",
+    )
+    code = (
+        "import test_datasets as t; from pathlib import Path; from feddle.learning.sources import Package\n"
+        f"t.obtain(t.spec_of(Package('npm', 'x', '', 1)), Path({str(tmp_path / 'cache')!r}), None, t.QUIET)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], env=with_tests(), stderr=subprocess.PIPE)
+    wait_for(lambda: mark.exists() and mark.read_text() != "")
+    process.send_signal(signal.SIGINT)
+    _, complaint = process.communicate(timeout=30)
+    assert b"KeyboardInterrupt" in complaint
+    assert left_behind(tmp_path / "cache") == set()
+    wait_for(lambda: not alive(int(mark.read_text())))
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that ended but was not yet collected does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# --- the terminal
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_bytes_are_counted(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(ByteBar, "close", lambda bar: seen.append((bar.total, bar.done)))
+    obtain(spec_of(site.source()), tmp_path, None, Teller(quiet=False))
+    assert seen == [(len(content), len(content)) for content in site.files.values()]
+
+
+def test_off_a_terminal_there_is_no_bar() -> None:
+    with Teller(quiet=False).counting("a file") as bar:
+        assert bar is None
+
+
+# --- the public names
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def test_the_real_digits_are_fetched_and_loaded(data: Path) -> None:
+    digits = datasets.load("digits", quiet=True)
+    assert (digits.train_images.shape, digits.test_images.shape) == ((1438, 1, 8, 8), (359, 1, 8, 8))
+    assert digits.train_images.dtype == torch.uint8
+    assert digits.train_labels[:10].tolist() == list(range(10))
+    # The first line of the official file begins 0,0,5,13,9,1,0,0.
+    assert digits.train_images[0, 0, 0].tolist() == [0, 0, 79, 207, 143, 15, 0, 0]
+    assert int(digits.test_labels[-1]) == 8
+    assert digits.num_classes == 10
+    assert datasets.fetch("digits", quiet=True) == data / "digits.safetensors"
+
+
+def test_digits_come_from_a_named_folder_of_the_official_file(data: Path, tmp_path: Path) -> None:
+    installed = InstalledPackage("scikit-learn", "sklearn", "datasets/data").collect("digits", tmp_path, QUIET)
+    table = gzip.decompress((installed / "digits.csv.gz").read_bytes())
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "optdigits.tes").write_bytes(table + b"\n")
+    assert datasets.fetch("digits", folder=tmp_path / "mine", quiet=True).parent == data
+
+
+def test_loading_digits_does_not_import_scikit_learn(data: Path) -> None:
+    code = "import sys, feddle.learning.datasets as d; d.load('digits'); print('sklearn' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+    assert (data / "digits.safetensors").is_file()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(FeddleError) as caught:
+        datasets.load("fashion_mnits")
+    assert str(caught.value) == (
+        "unknown data set 'fashion_mnits': did you mean 'fashion-mnist'? "
+        "The names are fashion-mnist, cifar-10, mnist, digits"
+    )
+    with pytest.raises(FeddleError, match="unknown data set 'zzz': The names are fashion-mnist"):
+        datasets.fetch("zzz")
+
+
+def test_the_catalogue_tells_what_is_cached(data: Path) -> None:
+    assert [entry.cached for entry in datasets.catalogue()] == [False] * 4
+    file = datasets.fetch("digits", quiet=True)
+    entries = {entry.name: entry for entry in datasets.catalogue()}
+    assert tuple(entries) == datasets.NAMES == ("fashion-mnist", "cifar-10", "mnist", "digits")
+    assert [entry.cached for entry in entries.values()] == [False, False, False, True]
+    assert entries["cifar-10"].shape == (3, 32, 32)
+    assert "the Debian package dataset-fashion-mnist" in entries["fashion-mnist"].sources
+    file.write_bytes(file.read_bytes()[:-1])
+    assert not datasets.catalogue()[3].cached
+    assert file.parent == data
+
+
+def test_the_cache_folder_is_the_users_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDDLE_DATA", raising=False)
+    assert datasets.cache_folder().name == "feddle"
+    monkeypatch.setenv("FEDDLE_DATA", "~/somewhere")
+    assert datasets.cache_folder() == Path.home() / "somewhere"
+
+
+def test_the_file_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def watched_sync(number: int) -> None:
+        steps.append("sync")
+        sync(number)
+
+    def watched_rename(path: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    monkeypatch.setattr(Path, "replace", watched_rename)
+    obtain(spec_of(), tmp_path / "cache", write_idx(tmp_path / "mine"), QUIET)
+    assert steps == ["sync", "rename"]
+
+
+def test_the_cached_file_can_be_shared(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        obtain(spec_of(), tmp_path / "cache", write_idx(tmp_path / "mine"), QUIET)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file_of(spec_of(), tmp_path / "cache").stat().st_mode) == 0o644
+
+
+@pytest.mark.slow
+def test_fashion_mnist_is_really_fetched(data: Path) -> None:
+    clothing = datasets.load("fashion-mnist")
+    assert clothing.train_images.shape == (60_000, 1, 28, 28)
+    assert clothing.train_labels[:5].tolist() == [9, 0, 0, 3, 0]
+    assert clothing.test_labels.bincount().tolist() == [1000] * 10
+    assert left_behind(data) == {"fashion-mnist.safetensors"}

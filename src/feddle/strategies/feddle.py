@@ -1,0 +1,109 @@
+"""Feddle: the server's data guides the merge."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddle.core.atlas import Atlas
+from feddle.core.layout import Weights
+from feddle.core.messages import Arrival
+from feddle.core.search import Objective, Search, SearchSpace
+from feddle.core.seeds import seed_for
+from feddle.strategies.fallback import Fallback
+from feddle.strategies.strategy import average_buffers
+
+
+class Feddle:
+    """Arrivals become anchors of the atlas; ĉ is searched on the server's data, and w ← w + ĉ·Ā.
+
+    The search starts from the coefficients c′ of a trusted fallback, and may be held near them by
+    λ/2·‖c − c′‖² (`regularisation`). A round without a new anchor leaves the model as it is.
+    """
+
+    max_staleness: int | None = None
+
+    def __init__(
+        self,
+        objective: Objective,
+        atlas: Atlas,
+        search: Search,
+        fallback: Fallback,
+        *,
+        normalise: bool = True,
+        regularisation: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.objective = objective
+        self.atlas = atlas
+        self.search = search
+        self.fallback = fallback
+        self.normalise = normalise
+        self.regularisation = regularisation
+        self.seed = seed
+        self.notes: Mapping[str, Any] = {}
+        self._merges = 0
+
+    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+        """See `Strategy`."""
+        self._merges += 1
+        self.notes = {}
+        fresh = self._insert(arrivals)
+        if not fresh:
+            return Weights(model.vector, average_buffers(model, arrivals))
+        origin = Weights(model.vector, average_buffers(model, arrivals))
+        anchors = self.atlas.active()
+        scales = self.atlas.row_scales() if self.normalise else torch.ones_like(anchors[:, 0])
+        space = SearchSpace(origin, anchors, scales)
+        start = self._start(fresh, scales)
+        found = self.search(
+            space,
+            self.objective,
+            start,
+            regularisation=self.regularisation,
+            seed=seed_for(self.seed, "search", self._merges),
+        )
+        self.atlas.score(found.coefficients)
+        self._note(found.coefficients, start, found.loss)
+        return space.point(found.coefficients)
+
+    def _insert(self, arrivals: Sequence[Arrival]) -> dict[int, Arrival]:
+        """The new anchors that are still there, by row, in order of arrival; a zero update is no direction."""
+        fresh: dict[int, Arrival] = {}
+        for arrival in arrivals:
+            if not bool(arrival.update.delta.any()):
+                continue
+            row = self.atlas.insert(arrival.update.job, arrival.update.delta)
+            fresh.pop(row, None)
+            fresh[row] = arrival
+        return fresh
+
+    def _start(self, fresh: Mapping[int, Arrival], scales: Tensor) -> Tensor:
+        """c′ (|A|,): the fallback's step b·A in terms of the normalised anchors, c′_m = b_m/r_m."""
+        start = torch.zeros_like(scales)
+        raw = self.fallback(list(fresh.values()))
+        start[list(fresh)] = torch.tensor(raw, dtype=scales.dtype, device=scales.device)
+        return start / scales
+
+    def _note(self, coefficients: Tensor, start: Tensor, loss: float) -> None:
+        origins = self.atlas.origins()
+        self.notes = {
+            "coefficients": [round(c, 6) for c in coefficients.tolist()],
+            "negative_share": float((coefficients < 0).float().mean()),
+            "moved": float(torch.linalg.vector_norm(coefficients - start)),
+            "anchor_clients": [job.client for job in origins],
+            "anchor_versions": [job.version for job in origins],
+            "search_loss": loss,
+        }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Strategy`."""
+        atlas = {f"atlas.{name}": value for name, value in self.atlas.state_dict().items()}
+        return {**atlas, "merges": torch.tensor(self._merges)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Strategy`."""
+        self._merges = int(state["merges"])
+        prefix = "atlas."
+        self.atlas.load_state_dict({n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)})

@@ -1,0 +1,1 @@
+"""What drives the server core: a simulation on a virtual clock, or a real federation."""

@@ -1,0 +1,143 @@
+"""A federation on a virtual clock that ticks once a round."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count, islice
+from typing import Literal, Protocol
+
+import numpy as np
+from torch import nn
+
+from feddle.core.layout import Layout, Weights
+from feddle.core.messages import Arrival, Job, Update
+from feddle.core.seeds import numpy_generator, seed_for
+from feddle.learning.examples import Examples
+from feddle.learning.training import Loss, Recipe, train_client
+from feddle.server import Server
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Half-normal delays in whole rounds, ⌊|Normal(0, σ)|⌋, drawn once for each client or for each job."""
+
+    sigma: float
+    per: Literal["client", "job"]
+    seed: int
+
+    def __call__(self, job: Job) -> int:
+        """How many rounds after its dispatch the job's update arrives."""
+        ids = (job.client,) if self.per == "client" else (job.client, job.number)
+        return int(abs(numpy_generator(seed_for(self.seed, "delay", *ids)).normal(0.0, self.sigma)))
+
+
+class Trainer(Protocol):
+    """Does the clients' work, at any time between a job's start and its end."""
+
+    def submit(self, job: Job, start: Weights, due: int) -> None:
+        """Announce a job whose result is wanted in round `due`."""
+
+    def result(self, job: Job) -> Update:
+        """The job's update; waits for it if need be."""
+
+
+class InlineTrainer:
+    """Trains a job in this process when its result is wanted."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        clients: Sequence[Examples],
+        recipe: Recipe,
+        loss: Loss,
+        seed: int,
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.clients = clients
+        self.recipe = recipe
+        self.loss = loss
+        self.seed = seed
+        self._starts: dict[Job, Weights] = {}
+
+    def submit(self, job: Job, start: Weights, due: int) -> None:  # noqa: ARG002
+        """See `Trainer`."""
+        self._starts[job] = start
+
+    def result(self, job: Job) -> Update:
+        """See `Trainer`."""
+        seed = seed_for(self.seed, "train", job.client, job.number)
+        start, examples = self._starts.pop(job), self.clients[job.client]
+        return train_client(self.model, self.layout, start, examples, self.recipe, job, seed, self.loss)
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What happened in a round."""
+
+    dispatched: int
+    returned: int
+    arrivals: Sequence[Arrival]
+
+
+class Simulation:
+    """Each round: sample idle clients, take in what is due, merge.
+
+    A client is not sampled again before its update has arrived, and never without data.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        trainer: Trainer,
+        delays: Delays,
+        *,
+        eligible: np.ndarray,
+        per_round: int,
+        seed: int,
+    ) -> None:
+        self.server = server
+        self.trainer = trainer
+        self.delays = delays
+        self.eligible = eligible
+        self.per_round = per_round
+        self.seed = seed
+        self._queue: list[tuple[int, int, Job, bool]] = []
+        self._counter = count()  # breaks ties: what was dispatched first arrives first
+        self._busy: set[int] = set()
+
+    def step(self) -> Round:
+        """One round."""
+        now = self.server.version
+        dispatched = [self._dispatch(client, now) for client in self._sample(now)]
+        returned = 0
+        for job, wasted in self._due(now):
+            self._busy.remove(job.client)
+            returned += 1
+            if wasted:
+                self.server.forget(job)
+            else:
+                self.server.receive(self.trainer.result(job))
+        return Round(len(dispatched), returned, self.server.advance())
+
+    def _sample(self, now: int) -> list[int]:
+        order = numpy_generator(seed_for(self.seed, "sample", now)).permutation(self.eligible)
+        idle = (client for client in order.tolist() if client not in self._busy)
+        return list(islice(idle, self.per_round))
+
+    def _dispatch(self, client: int, now: int) -> Job:
+        job = self.server.dispatch(client)
+        self._busy.add(client)
+        delay = self.delays(job)
+        limit = self.server.strategy.max_staleness
+        wasted = limit is not None and delay > limit  # it would not be used, so it is not trained
+        heappush(self._queue, (now + delay, next(self._counter), job, wasted))
+        if not wasted:
+            self.trainer.submit(job, self.server.start_of(job), now + delay)
+        return job
+
+    def _due(self, now: int) -> Iterator[tuple[Job, bool]]:
+        while self._queue and self._queue[0][0] <= now:
+            _, _, job, wasted = heappop(self._queue)
+            yield job, wasted

@@ -1,0 +1,185 @@
+"""`feddle`: run, compare, and look at federations."""
+
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn, get_args
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from feddle.cli.display import RunDisplay
+from feddle.core.errors import FeddleError
+from feddle.experiment import config as cfg
+from feddle.experiment.load import load_config
+from feddle.version import __version__
+
+# torch takes a second or two to import: commands that do without it answer at once
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, package_name="feddle", message="feddle %(version)s")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line).")
+def app(debug: bool) -> None:
+    """Asynchronous federated learning on hybrid data.
+
+    Client updates become anchors; the server's own data guides how they are merged.
+    """
+
+
+overrides_option = click.option(
+    "-o",
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key: -o method.atlas_size=20",
+)
+seed_option = click.option("--seed", type=click.IntRange(min=0), help="The run's seed; overrides the file's.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress display.")
+config_argument = click.argument("config", type=click.Path(path_type=Path))
+
+
+@app.command()
+@config_argument
+@overrides_option
+@seed_option
+@click.option("--out", type=click.Path(path_type=Path), help="The run folder; by default a new one below runs/.")
+@quiet_option
+def run(config: Path, overrides: tuple[str, ...], seed: int | None, out: Path | None, quiet: bool) -> None:
+    """Run the federation that CONFIG, a YAML file, describes."""
+    checked = load_config(config, _with_seed(overrides, seed))
+    out = out or _new_folder(f"{config.stem}-{checked.method.name}-seed{checked.seed}")
+    _run_all([checked], [out], quiet=quiet)
+
+
+@app.command()
+@config_argument
+@click.option("--methods", default="feddle,fedbuff,fedavg", show_default=True, help="The methods, separated by commas.")
+@overrides_option
+@seed_option
+@click.option("--out", type=click.Path(path_type=Path), help="A folder for the runs; by default a new one.")
+@quiet_option
+def compare(
+    config: Path, methods: str, overrides: tuple[str, ...], seed: int | None, out: Path | None, quiet: bool
+) -> None:
+    """Run CONFIG with several methods, side by side: same clients, delays and start for all.
+
+    The method that CONFIG names keeps its options there; the others take their defaults.
+    """
+    overrides = _with_seed(overrides, seed)
+    own = load_config(config, overrides)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    configs = [own if n == own.method.name else load_config(config, [*overrides, f"method={n}"]) for n in names]
+    out = out or _new_folder(config.stem)
+    _run_all(configs, [out / name for name in names], quiet=quiet, page=out / "report.html")
+
+
+def _with_seed(overrides: Sequence[str], seed: int | None) -> tuple[str, ...]:
+    return (*overrides, *([] if seed is None else [f"seed={seed}"]))
+
+
+def _new_folder(name: str) -> Path:
+    """A folder below runs/ that does not exist yet."""
+    root = Path("runs")
+    names = (name if i == 1 else f"{name}-{i}" for i in range(1, sys.maxsize))
+    return next(root / n for n in names if not (root / n).exists())
+
+
+def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: bool, page: Path | None = None) -> None:
+    """Run configs one after the other, then show what came of them."""
+    from feddle.experiment.folder import run_config
+
+    with RunDisplay(configs[0].rounds, quiet=quiet) as display:
+        for config, folder in zip(configs, folders, strict=True):
+            display.begin(config.method.name)
+            try:
+                run_config(config, folder, display.show, quiet=quiet)
+            except KeyboardInterrupt:
+                _stop(f"interrupted; what was done is in {folder}", code=130)
+    _show(folders, page or folders[0] / "report.html")
+
+
+def _show(folders: Sequence[Path], page: Path) -> None:
+    from feddle.report.page import write_page
+    from feddle.report.records import read_runs
+    from feddle.report.table import summary_table
+
+    records = read_runs(folders)
+    Console().print(summary_table(records))
+    click.echo(f"Report: {write_page(records, page)}")
+
+
+@app.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True)
+def report(runs: tuple[Path, ...], out: Path) -> None:
+    """Compare finished RUNS (folders) on one page that opens offline."""
+    _show(runs, out)
+
+
+@app.command()
+def methods() -> None:
+    """List the methods."""
+    table = Table("method", "what it does", box=None, pad_edge=False)
+    for member in get_args(cfg.AnyMethod):
+        table.add_row(member.model_fields["name"].default, member.__doc__)
+    Console().print(table)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a config file, for editors."""
+    click.echo(json.dumps(cfg.Config.model_json_schema(), indent=2))
+
+
+@app.group()
+def data() -> None:
+    """Get data sets and see which are here."""
+
+
+@data.command("list")
+def list_data() -> None:
+    """List the data sets, and which are here."""
+    from feddle.learning.datasets import catalogue
+
+    table = Table("name", "images", "train", "test", "classes", "download", "here", box=None, pad_edge=False)
+    for entry in catalogue():
+        image = "×".join(str(n) for n in entry.shape)
+        here = "yes" if entry.cached else "no"
+        counts = (f"{entry.train:,}", f"{entry.test:,}", str(entry.num_classes), f"{entry.megabytes:g} MB")
+        table.add_row(entry.name, image, *counts, here)
+    Console().print(table)
+
+
+@data.command("fetch")
+@click.argument("name")
+@click.option("--folder", type=click.Path(path_type=Path), help="Read the official files from this folder.")
+@quiet_option
+def fetch_data(name: str, folder: Path | None, quiet: bool) -> None:
+    """Get the data set NAME into the cache ($FEDDLE_DATA)."""
+    from feddle.learning.datasets import fetch
+
+    click.echo(fetch(name, folder=folder, quiet=quiet))
+
+
+def _stop(text: str, code: int = 2) -> NoReturn:
+    click.echo(f"feddle: {text}", err=True)
+    sys.exit(code)
+
+
+def main() -> None:
+    """The console command: an error that the user can mend is one line and exit code 2."""
+    debug = "--debug" in sys.argv
+    try:
+        # a group's option must come first on the line; this one may stand anywhere
+        app(args=[a for a in sys.argv[1:] if a != "--debug"], standalone_mode=False)
+    except (FeddleError, click.ClickException) as error:
+        if debug:
+            traceback.print_exc()
+        _stop(error.format_message() if isinstance(error, click.ClickException) else str(error))
+    except (KeyboardInterrupt, click.Abort):
+        _stop("interrupted", code=130)

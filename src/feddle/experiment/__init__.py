@@ -1,0 +1,1 @@
+"""Build from a config, run, and keep what came of it."""

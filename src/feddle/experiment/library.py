@@ -1,0 +1,58 @@
+"""feddle as a library: bring a model and data, get the trained model back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from feddle.core.errors import FeddleError
+from feddle.experiment.build import Federation
+from feddle.experiment.config import Plan
+from feddle.experiment.load import explain
+from feddle.experiment.run import Listener, Run
+from feddle.learning.examples import Examples, as_examples
+from feddle.learning.training import Loss
+from feddle.strategies.strategy import Strategy
+
+Data = Examples | Dataset[Any]
+
+
+def simulate(
+    model: nn.Module,
+    clients: Sequence[Data],
+    *,
+    server: Data | None = None,
+    test: Data | None = None,
+    loss: Loss = F.cross_entropy,
+    per_round: int = 10,
+    strategy: Strategy | None = None,
+    listener: Listener | None = None,
+    **plan: Any,
+) -> Run:
+    """Train `model` in place on the clients' data, guided by the server's.
+
+    `clients` is a torch dataset of (input, target) pairs for each client, `server` the server's own and `test` what
+    accuracy is measured on. `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`,
+    `evaluation`, `method` (a name, or a mapping with options) and `device`. A `strategy` of your own replaces `method`.
+    """
+    tree: Mapping[str, Any] = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
+    try:
+        checked = Plan.model_validate(tree)
+    except ValidationError as error:
+        raise FeddleError(f"simulate: {explain(error, dict(tree))}") from error
+    shares = [as_examples(client) for client in clients]
+    federation = Federation(
+        model,
+        shares,
+        torch.tensor([len(share) for share in shares]),
+        None if server is None else as_examples(server),
+        None if test is None else as_examples(test),
+        loss,
+    )
+    run = Run(checked, federation, strategy)
+    run.go(listener)
+    return run

@@ -1,0 +1,104 @@
+"""Reading configs from YAML files and the command line."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from feddle.core.errors import FeddleError
+from feddle.experiment.config import Config
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config in a YAML file, with dotted overrides such as `method.atlas_size=20` laid over it."""
+    return parse_config(read_yaml(path), overrides, source=str(path))
+
+
+def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> Config:
+    """Check a config's tree; an error names the file, the key and the remedy in one line."""
+    for override in overrides:
+        tree = _override(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise FeddleError(f"{source}: {explain(error, tree)}") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FeddleError(f"no config file {path}{_suggest(path)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FeddleError(f"cannot read the config file {path}: {error}") from error
+    except yaml.YAMLError as error:
+        where = f" at line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise FeddleError(f"{path} is not valid YAML{where}: {problem}") from error
+    if not isinstance(tree, dict | None):
+        raise FeddleError(f"{path} must hold keys and values (rounds: 200), got {type(tree).__name__}")
+    return tree or {}
+
+
+def _suggest(path: Path) -> str:
+    folder = path.parent
+    names = [p.name for p in folder.glob("*.yaml")] if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {folder / near[0]}?" if near else ""
+
+
+def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise FeddleError(f"an override is KEY=VALUE, such as method.atlas_size=20, got {override!r}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise FeddleError(f"the value of {key} is not valid YAML: {text!r}") from error
+    return _with(tree, key.split("."), value)
+
+
+def _with(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy of the tree with one value set; a bare name on the way becomes that choice with its defaults."""
+    first, *rest = path
+    if not rest:
+        return {**tree, first: value}
+    below = tree.get(first)
+    below = {"name": below} if isinstance(below, str) else below
+    return {**tree, first: _with(below if isinstance(below, dict) else {}, rest, value)}
+
+
+def explain(error: ValidationError, tree: dict[str, Any]) -> str:
+    """The first problem as one line: key, what was expected, what came; and how many more there are."""
+    problems = error.errors()
+    first, more = problems[0], len(problems) - 1
+    where = ".".join(_keys(first["loc"], tree))
+    return f"{where}: {_problem(first)}" + (f" (and {more} more)" if more else "")
+
+
+def _keys(loc: tuple[int | str, ...], tree: Any) -> list[str]:
+    """The keys as the user wrote them: pydantic also names the chosen member of a union, which is no key."""
+    keys = []
+    for step in loc:
+        if isinstance(tree, dict) and step not in tree and step == tree.get("name"):
+            continue
+        keys.append(str(step))
+        tree = tree.get(step) if isinstance(tree, dict) else None
+    return keys or ["config"]
+
+
+def _problem(problem: ErrorDetails) -> str:
+    if problem["type"] == "union_tag_invalid":
+        context = problem["ctx"]
+        expected = context["expected_tags"].replace("'", "").split(", ")
+        near = difflib.get_close_matches(context["tag"], expected, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(expected)}"
+        return f"unknown name {context['tag']!r}; {hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    came = "" if problem["type"] in ("value_error", "missing") else f", got {problem['input']!r}"
+    return message[0].lower() + message[1:] + came

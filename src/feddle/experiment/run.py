@@ -1,0 +1,141 @@
+"""Running a federation round by round."""
+
+import math
+import time
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout
+from feddle.experiment.build import Federation, build_strategy
+from feddle.experiment.config import Plan
+from feddle.learning.machine import one_thread
+from feddle.learning.training import Recipe, evaluate
+from feddle.runtimes.simulation import Delays, InlineTrainer, Round, Simulation
+from feddle.server import Server
+from feddle.strategies.strategy import Strategy
+from feddle.version import __version__
+
+Line = dict[str, Any]
+Listener = Callable[[Line], None]
+
+
+class Run:
+    """A simulated federation and its history, one line a round.
+
+    `federation.model` is the workbench that everything is trained and measured on; when `go` returns, or fails, it
+    holds the last version. `strategy` stands in for the plan's method.
+    """
+
+    def __init__(self, plan: Plan, federation: Federation, strategy: Strategy | None = None) -> None:
+        self.plan = plan
+        self.federation = federation
+        self.history: list[Line] = []
+        self.seconds = 0.0
+        device = resolve_device(plan.device)
+        federation.model.to(device=device)
+        self.layout = Layout.of(federation.model)
+        strategy = strategy or build_strategy(plan, federation, self.layout, device)
+        self.server = Server(self.layout.read(federation.model), strategy)
+        self.simulation = start_simulation(plan, federation, self.layout, self.server)
+
+    def go(self, listener: Listener | None = None) -> None:
+        """Run every round; `listener` gets each line of history as it is made."""
+        began = time.perf_counter()
+        try:
+            with one_thread():
+                while self.server.version < self.plan.rounds:
+                    line = self._line(self.simulation.step())
+                    self.history.append(line)
+                    if listener is not None:
+                        listener(line)
+        finally:
+            self.layout.write(self.federation.model, self.server.model)
+            self.seconds += time.perf_counter() - began
+
+    def _line(self, happened: Round) -> Line:
+        """A round as a line of history; accuracy too when it is due."""
+        losses = [a.update.metrics["loss"] for a in happened.arrivals if "loss" in a.update.metrics]
+        before = self.history[-1] if self.history else {"bytes_up": 0, "bytes_down": 0}
+        size = self.server.model.num_bytes
+        number = self.server.version
+        line: Line = {
+            "round": number,
+            "version": self.server.version,
+            "arrivals": len(happened.arrivals),
+            "staleness": [a.staleness for a in happened.arrivals],
+            "bytes_up": before["bytes_up"] + happened.returned * size,
+            "bytes_down": before["bytes_down"] + happened.dispatched * size,
+            "loss": fmean(losses) if losses else None,
+            **self.server.strategy.notes,
+        }
+        if number % self.plan.evaluation.every == 0 or number == self.plan.rounds:
+            line |= self._evaluate(number)
+        return line
+
+    def _evaluate(self, number: int) -> Line:
+        if self.federation.test is None:
+            return {}
+        self.layout.write(self.federation.model, self.server.model)
+        score = evaluate(self.federation.model, self.federation.test, self.federation.loss)
+        if not math.isfinite(score.loss):
+            raise FeddleError(
+                f"the model's test loss became {score.loss} by round {number}; lower training.lr "
+                f"(now {self.plan.training.lr:g}) or the method's own learning rate"
+            )
+        return {"accuracy": score.accuracy, "test_loss": score.loss}
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What is kept of the run; `accuracy` is the best of the last five evaluations, the paper's rule."""
+        accuracies = [line["accuracy"] for line in self.history if "accuracy" in line]
+        shares = [line["negative_share"] for line in self.history if "negative_share" in line]
+        last = self.history[-1] if self.history else {}
+        return {
+            "method": self.plan.method.name,
+            "accuracy": max(accuracies[-5:], default=None),
+            "last_accuracy": accuracies[-1] if accuracies else None,
+            "negative_share": fmean(shares) if shares else None,
+            "seconds": round(self.seconds, 3),
+            "rounds": len(self.history),
+            "finished": len(self.history) == self.plan.rounds,
+            "seed": self.plan.seed,
+            "bytes_up": last.get("bytes_up", 0),
+            "bytes_down": last.get("bytes_down", 0),
+            "refused": dict(self.server.refused),
+            "zero_updates": self.server.zero_updates,
+            "feddle": __version__,
+            "torch": torch.__version__,
+        }
+
+
+def start_simulation(plan: Plan, federation: Federation, layout: Layout, server: Server) -> Simulation:
+    """Everything in place for the first round."""
+    eligible = federation.sizes.nonzero().flatten().numpy()
+    if len(eligible) < plan.clients.per_round:
+        raise FeddleError(
+            f"only {len(eligible)} of {len(federation.sizes)} clients have any data, but clients.per_round is "
+            f"{plan.clients.per_round}; raise data.partition.alpha or lower clients.per_round"
+        )
+    recipe = Recipe(**plan.training.model_dump())
+    return Simulation(
+        server,
+        InlineTrainer(federation.model, layout, federation.clients, recipe, federation.loss, plan.seed),
+        Delays(plan.delays.sigma, plan.delays.per, plan.seed),
+        eligible=eligible,
+        per_round=plan.clients.per_round,
+        seed=plan.seed,
+    )
+
+
+def resolve_device(device: str) -> str:
+    """The device that `auto` stands for here; one that is not here is refused."""
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device == "auto":
+        return next(name for name in ("cuda", "mps", "cpu") if present[name])
+    if not present[device]:
+        raise FeddleError(f"device: {device} is not to be had on this machine; use auto or cpu")
+    return device

@@ -1,0 +1,1 @@
+"""Reading run folders and showing them to people."""

@@ -1,0 +1,188 @@
+"""The chart of accuracy over rounds."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+
+from feddle.report.chart import Size, colour, dash, drawing, frame, margin_for
+from feddle.report.markup import Markup, element, join
+from feddle.report.records import Record, accuracy_curve
+from feddle.report.scale import Axis, round_axis, spread, thinned, tick_text, value_axis
+from feddle.report.summary import percent
+
+SIZES = (Size("wide", 720, 380, 8), Size("narrow", 350, 300, 4))
+LABEL_WIDTH = 7.6  # pixels a character takes in a label, in a wide font
+LABEL_GAP = 14.0
+MOST_HITS = 120  # places on one curve that answer a pointer without a script
+
+
+@dataclass(frozen=True)
+class _Curve:
+    index: int
+    label: str
+    points: list[tuple[int, float]]
+
+
+def accuracy_chart(records: Sequence[Record]) -> Markup:
+    """The legend, the curves in both sizes, and the values for the script that reads them out."""
+    curves = [_Curve(index, each.label, accuracy_curve(each)) for index, each in enumerate(records)]
+    drawn = [curve for curve in curves if curve.points]
+    if not drawn:
+        return element("p", "The curves appear with the first evaluation.", class_="quiet")
+    return element(
+        "figure",
+        element("ul", *(_legend_item(curve) for curve in curves), class_="legend"),
+        *(_draw(drawn, size) for size in SIZES),
+        element("div", class_="readout", hidden="hidden"),
+        _values_for_script(drawn),
+        class_="accuracy",
+    )
+
+
+def values_table(records: Sequence[Record], most: int = 100) -> Markup:
+    """All values of the chart as a table that folds away, thinned to at most so many rounds."""
+    curves = [dict(accuracy_curve(record)) for record in records]
+    rounds = thinned(sorted({at for curve in curves for at in curve}), most)
+    if not rounds:
+        return join()
+    head = element(
+        "tr",
+        element("th", "Round", scope="col"),
+        *(element("th", record.label, scope="col") for record in records),
+    )
+    rows = (
+        element(
+            "tr",
+            element("th", str(at), scope="row"),
+            *(element("td", percent(curve.get(at))) for curve in curves),
+        )
+        for at in rounds
+    )
+    table = element("table", element("thead", head), element("tbody", *rows), class_="values")
+    return element("details", element("summary", "The values in numbers"), element("div", table, class_="scroll"))
+
+
+def _draw(curves: list[_Curve], size: Size) -> Markup:
+    room = min(LABEL_WIDTH * max(cell_len(curve.label) for curve in curves) + 18, 0.3 * size.width)
+    y = value_axis(
+        [100 * accuracy for curve in curves for _, accuracy in curve.points],
+        start=size.height - 44,
+        end=12,
+        most_ticks=6,
+        least_span=2,
+        bounds=(0, 100),
+    )
+
+    def y_text(tick: float) -> str:
+        return f"{tick_text(tick, y.step)}%"
+
+    x = round_axis(
+        max(curve.points[-1][0] for curve in curves),
+        start=margin_for([y_text(tick) for tick in y.ticks]),
+        end=size.width - room,
+        most_ticks=size.most_rounds,
+    )
+    lines = [_line(curve, x, y) for curve in reversed(curves)]  # the leader on top
+    return drawing(
+        size,
+        "curves",
+        _spoken(curves),
+        frame(x, y, y_text),
+        element("line", class_="cursor", y1=y.end, y2=y.start),
+        *lines,
+        _end_labels(curves, x, y, room),
+        data_start=x.start,
+        data_end=x.end,
+        data_rounds=x.high,
+    )
+
+
+def _line(curve: _Curve, x: Axis, y: Axis) -> Markup:
+    places = [(x.place(at), y.place(100 * accuracy)) for at, accuracy in curve.points]
+    path = "M" + "L".join(f"{left:.1f} {top:.1f}" for left, top in places)
+    hits = (
+        element(
+            "circle",
+            element("title", f"{curve.label}, round {at}: {percent(accuracy)}"),
+            cx=x.place(at),
+            cy=y.place(100 * accuracy),
+            r=6,
+            class_="hit",
+        )
+        for at, accuracy in thinned(curve.points, MOST_HITS)
+    )
+    return element(
+        "g",
+        element("path", d=path, class_="line", stroke_dasharray=dash(curve.index)),
+        element("circle", cx=places[-1][0], cy=places[-1][1], r=3, class_="dot"),
+        *hits,
+        class_=f"{colour(curve.index)}{' first' if curve.index == 0 else ''}",
+    )
+
+
+def _end_labels(curves: list[_Curve], x: Axis, y: Axis, room: float) -> Markup:
+    ends = [(x.place(at), y.place(100 * accuracy)) for at, accuracy in (each.points[-1] for each in curves)]
+    if len(curves) > (y.start - y.end) / 10:
+        return join()  # Too many to tell apart beside the lines: the legend names them.
+    heights = spread([top for _, top in ends], LABEL_GAP, y.end, y.start)
+    most = round((room - 18) / LABEL_WIDTH)
+    return join(
+        *(
+            _end_label(curve, end, (x.end + 14, height), most)
+            for curve, end, height in zip(curves, ends, heights, strict=True)
+        )
+    )
+
+
+def _end_label(curve: _Curve, end: tuple[float, float], at: tuple[float, float], most: int) -> Markup:
+    leader = f"M{end[0] + 4:.1f} {end[1]:.1f}L{at[0] - 3:.1f} {at[1]:.1f}"
+    name = shortened(curve.label, most)
+    return element(
+        "g",
+        element("path", d=leader, class_="leader"),
+        element(
+            "text",
+            name,
+            element("title", curve.label) if name != curve.label else None,
+            x=at[0],
+            y=at[1] + 4,
+            class_="label",
+        ),
+        class_=f"{colour(curve.index)}{' first' if curve.index == 0 else ''}",
+    )
+
+
+def shortened(text: str, most: int) -> str:
+    """The text with its middle left out where it is too long: runs often differ in their last letters."""
+    keep, shown = len(text), text
+    while cell_len(shown) > most and keep > 2:
+        keep -= 1
+        tail = (keep + 1) // 2
+        shown = f"{text[: keep - tail]}…{text[len(text) - tail :]}"
+    return shown
+
+
+def _legend_item(curve: _Curve) -> Markup:
+    swatch = element(
+        "svg",
+        element("path", d="M1 5H27", class_="line", stroke_dasharray=dash(curve.index)),
+        class_="swatch",
+        viewBox="0 0 28 10",
+        aria_hidden="true",
+    )
+    absent = None if curve.points else element("small", " no evaluation yet")
+    return element("li", swatch, curve.label, absent, class_=colour(curve.index))
+
+
+def _values_for_script(curves: list[_Curve]) -> Markup:
+    values = [{"label": curve.label, "colour": colour(curve.index), "points": curve.points} for curve in curves]
+    # Inside a script element only `<` could end the data early; JSON may write it as \u003c.
+    text = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
+    return Markup(f'<script type="application/json">{text}</script>')
+
+
+def _spoken(curves: list[_Curve]) -> str:
+    ends = "; ".join(f"{each.label} {percent(each.points[-1][1])}" for each in curves)
+    return f"Accuracy over rounds. Last values: {ends}."

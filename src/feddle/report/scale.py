@@ -1,0 +1,101 @@
+"""Axes: from values to pixels, with ticks at round numbers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A straight map from the values `low..high` to the pixels `start..end`, with its ticks."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: tuple[float, ...]
+    step: float
+
+    def place(self, value: float) -> float:
+        """The pixel of a value."""
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def round_axis(last: int, start: float, end: float, most_ticks: int) -> Axis:
+    """An axis of rounds from 0 to the last, ticks at whole numbers."""
+    high = float(max(last, 1))
+    step = max(1.0, _round_step(high / most_ticks))
+    return Axis(0.0, high, start, end, _multiples(0.0, high, step), step)
+
+
+def value_axis(
+    values: Sequence[float],
+    start: float,
+    end: float,
+    most_ticks: int,
+    least_span: float,
+    bounds: tuple[float, float] = (-math.inf, math.inf),
+) -> Axis:
+    """An axis that holds all values and ends on ticks or midway between two.
+
+    Equal values get `least_span` around them. It stays within `bounds` where the values do, so that no
+    accuracy above 100% is shown.
+    """
+    low, high = min(values), max(values)
+    spare = max(0.0, least_span - (high - low)) / 2
+    low, high = max(low - spare, min(low, bounds[0])), min(high + spare, max(high, bounds[1]))
+    step = _round_step((high - low) / most_ticks)
+    half = step / 2
+    bottom = math.floor(low / half + 1e-9) * half
+    top = math.ceil(high / half - 1e-9) * half
+    return Axis(bottom, top, start, end, _multiples(bottom, top, step), step)
+
+
+def tick_text(value: float, step: float) -> str:
+    """A tick's number with as many decimals as its step needs, and a true minus sign."""
+    if not 1e-4 <= step < 1e5:
+        return f"{value:g}".replace("-", "−")
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{value + 0.0:,.{decimals}f}".replace("-", "−")
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The places nearest to the wanted ones that are `gap` apart and within `low..high`, in the given order.
+
+    Meant for labels; when they cannot all fit, they share the room evenly.
+    """
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
+    # Less their gaps, the places only have to rise: neighbours that do not are pooled at their mean.
+    pools: list[list[float]] = []
+    for position, index in enumerate(order):
+        pools.append([wanted[index] - position * gap])
+        while len(pools) > 1 and fmean(pools[-2]) >= fmean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    rising = [fmean(pool) for pool in pools for _ in pool]
+    limit = high - gap * (len(wanted) - 1)
+    placed = [0.0] * len(wanted)
+    for position, index in enumerate(order):
+        placed[index] = min(max(rising[position], low), limit) + position * gap
+    return placed
+
+
+def thinned(items: Sequence[Item], most: int) -> list[Item]:
+    """Every n-th item counted back from the last, so that at most `most` stay."""
+    stride = max(1, math.ceil(len(items) / most))
+    return list(items[::-1][::stride][::-1])
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+
+
+def _multiples(low: float, high: float, step: float) -> tuple[float, ...]:
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return tuple(round(index * step, 12) for index in range(first, last + 1))

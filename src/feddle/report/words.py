@@ -1,0 +1,150 @@
+"""The report's sentences."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from feddle.report.records import Record
+from feddle.report.summary import Summary, percent, points_between
+
+
+def headline(summaries: Sequence[Summary]) -> str:
+    """Who leads, in a few words; the summaries come best first."""
+    known = [each for each in summaries if each.accuracy is not None]
+    if not known:
+        return "No evaluation yet"
+    if len(known) == 1:
+        return f"{known[0].record.label} reaches {percent(known[0].accuracy)}"
+    level = [each for each in known if _gap(known[0], each) == 0]
+    if len(level) == len(known) and len(known) > 2:
+        return f"All {len(known)} runs are level"
+    if len(level) > 1:
+        return f"{_list([each.record.label for each in level])} are level"
+    return f"{known[0].record.label} leads by {_gap(known[0], known[1]):.1f} points"
+
+
+def standing(summaries: Sequence[Summary]) -> str:
+    """The result in a sentence or two: the first, the second, the last, and what is not final."""
+    known = [each for each in summaries if each.accuracy is not None]
+    if not known:
+        return "None of the runs has been evaluated so far."
+    sentence = _lead(known)
+    missing = [each.record.label for each in summaries if each.accuracy is None]
+    if missing:
+        sentence += f" No evaluation yet: {_list(missing)}."
+    open_runs = [each.record.label for each in known if each.status]
+    if open_runs:
+        sentence += f" Not run to the end, so not final: {_list(open_runs)}."
+    return sentence
+
+
+def setting(records: Sequence[Record]) -> str:
+    """What all runs have in common, and in what they differ."""
+    all_facts = [facts(record) for record in records]
+    shared = [text for key, text in all_facts[0].items() if key not in differences(records)]
+    sentence = f"Setting: {', '.join(shared)}." if shared else ""
+    differing = differences(records)
+    if differing:
+        sentence += f" The runs differ in {_list(differing)}; each row of the table names its own."
+    return sentence.strip()
+
+
+def differences(records: Sequence[Record]) -> list[str]:
+    """The names of the facts that are not the same in all runs."""
+    all_facts = [facts(record) for record in records]
+    keys = list(dict.fromkeys(key for each in all_facts for key in each))
+    return [key for key in keys if len({each.get(key) for each in all_facts}) > 1]
+
+
+def facts(record: Record) -> dict[str, str]:
+    """What the config says of the setting, each fact as a phrase; what it does not say is left out."""
+    config = record.config
+    sigma, per = _value(config, "delays", "sigma"), _value(config, "delays", "per")
+    phrases = {
+        "data set": _phrase("{}", _value(config, "data", "name")),
+        "clients": _clients(config),
+        "partition": _partition(config),
+        "delay": _phrase("delay σ = {}", sigma) + (f" per {per}" if sigma and per else ""),
+        "rounds": _phrase("{} rounds", _value(config, "rounds")),
+        "seed": _phrase("seed {}", _value(config, "seed")),
+    }
+    return {key: phrase for key, phrase in phrases.items() if phrase}
+
+
+def versions(records: Sequence[Record]) -> str:
+    """The versions of feddle and torch that wrote the results."""
+    named = []
+    for package in ("feddle", "torch"):
+        found = {str(record.result[package]): None for record in records if record.result.get(package)}
+        if found:
+            named.append(f"{package} {_list(list(found))}")
+    return f"Results written by {', '.join(named)}." if named else ""
+
+
+def refusals(record: Record) -> str:
+    """How many updates the server refused and why, or nothing."""
+    refused = record.result.get("refused")
+    if not isinstance(refused, dict) or not refused:
+        return ""
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
+    return f"updates refused: {reasons}"
+
+
+def _lead(known: Sequence[Summary]) -> str:
+    first = known[0]
+    if len(known) == 1:
+        best, last_one = percent(first.accuracy), percent(first.last)
+        return f"The best of its last five evaluations is {best}, the last one {last_one}."
+    second, last = known[1], known[-1]
+    gap = _gap(first, second)
+    if gap == 0:
+        level = [each.record.label for each in known if _gap(first, each) == 0]
+        sentence = f"{_list(level)} end level at {percent(first.accuracy)}"
+    else:
+        sentence = (
+            f"{first.record.label} ends at {percent(first.accuracy)}, {_points(gap)} ahead of"
+            f" {second.record.label} at {percent(second.accuracy)}"
+        )
+    if len(known) > 2 and _gap(second, last) > 0:
+        sentence += f"; {last.record.label} comes last at {percent(last.accuracy)}"
+    return f"{sentence}."
+
+
+def _gap(high: Summary, low: Summary) -> float:
+    assert high.accuracy is not None
+    assert low.accuracy is not None
+    return points_between(high.accuracy, low.accuracy)
+
+
+def _points(gap: float) -> str:
+    return f"{gap:.1f} percentage {'point' if gap == 1 else 'points'}"
+
+
+def _clients(config: dict[str, Any]) -> str:
+    per_round = _value(config, "clients", "per_round")
+    phrase = _phrase("{} clients", _value(config, "clients", "count"))
+    return f"{phrase} ({per_round} a round)" if phrase and per_round else phrase
+
+
+def _partition(config: dict[str, Any]) -> str:
+    name, alpha = (_value(config, "data", "partition", key) for key in ("name", "alpha"))
+    if alpha:
+        return f"{(name or 'Dirichlet').replace('dirichlet', 'Dirichlet')} α = {alpha}"
+    return _phrase("{} partition", name)
+
+
+def _value(config: dict[str, Any], *keys: str) -> str:
+    """The text of a plain value inside nested sections, empty where it is missing."""
+    found: object = config
+    for key in keys:
+        found = found.get(key) if isinstance(found, dict) else None
+    if isinstance(found, bool) or not isinstance(found, str | int | float):
+        return ""
+    return f"{found:g}" if isinstance(found, float) else str(found)
+
+
+def _phrase(pattern: str, value: str) -> str:
+    return pattern.format(value) if value else ""
+
+
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,396 @@
+"""The comparison report: reading run folders, the terminal table and the page."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from rich.console import Console
+
+from feddle.core.errors import FeddleError
+from feddle.report.curves import shortened
+from feddle.report.markup import element
+from feddle.report.page import write_page
+from feddle.report.records import Record, accuracy_curve, read_run, read_runs
+from feddle.report.scale import round_axis, spread, thinned, tick_text, value_axis
+from feddle.report.summary import duration, megabytes, summarise
+from feddle.report.table import summary_table
+from feddle.report.words import headline, setting, standing
+
+VOID = {"meta"}
+
+
+def make_run(
+    folder: Path,
+    method: str = "feddle",
+    accuracies: Sequence[float | None] = (0.5, 0.7, 0.6),
+    coefficients: Sequence[float] = (),
+    config: dict[str, Any] | None = None,
+    result: dict[str, Any] | None = None,
+) -> Path:
+    """Write a run folder; `result` adds to the usual one, and `{}` leaves the file out."""
+    folder.mkdir(parents=True)
+    settings = {
+        "seed": 0,
+        "rounds": 80,
+        "clients": {"count": 100, "per_round": 10},
+        "data": {"name": "cifar10", "partition": {"name": "dirichlet", "alpha": 0.1}},
+        "delays": {"sigma": 2.5, "per": "job"},
+        "method": {"name": method},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings | (config or {})))
+    lines = []
+    for at, accuracy in enumerate(accuracies, 1):
+        entry: dict[str, Any] = {"round": at, "bytes_up": 1_000_000, "bytes_down": 2_000_000}
+        if accuracy is not None:
+            entry["accuracy"] = accuracy
+        if coefficients:
+            entry["coefficients"] = list(coefficients)
+        lines.append(json.dumps(entry) + "\n")
+    (folder / "history.jsonl").write_text("".join(lines))
+    if result is None or result:
+        usual = {"method": method, "seconds": 61.2, "finished": True, "feddle": "0.1.0", "torch": "2.13.0"}
+        (folder / "result.json").write_text(json.dumps(usual | (result or {})))
+    return folder
+
+
+class Document(HTMLParser):
+    """Collects elements and text, and fails on tags that do not match."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.append((self.open[-1], data))
+
+    def inside(self, tag: str) -> list[str]:
+        return [text for parent, text in self.texts if parent == tag]
+
+
+def written(folders: Sequence[Path], out: Path) -> str:
+    return write_page(read_runs(folders), out / "report.html").read_text(encoding="utf-8")
+
+
+def drawings(html: str, kind: str) -> list[ElementTree.Element]:
+    found = re.findall(rf'<svg class="{kind} .*?</svg>', html, re.DOTALL)
+    return [ElementTree.fromstring(text) for text in found]  # noqa: S314 (our own output)
+
+
+def printed(records: Sequence[Record], width: int = 80) -> str:
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(summary_table(records))
+    return capture.get()
+
+
+# Reading
+
+
+def test_a_run_is_read(tmp_path: Path) -> None:
+    record = read_run(make_run(tmp_path / "a", accuracies=[None, 0.5, float("nan"), 0.75]))
+    assert (record.method, record.label, len(record.history)) == ("feddle", "feddle", 4)
+    assert accuracy_curve(record) == [(2, 0.5), (4, 0.75)]
+
+
+def test_a_half_written_last_line_is_ignored(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", result={})
+    with (folder / "history.jsonl").open("ab") as file:
+        file.write(b'{"round": 4, "note": "\xc3')
+    record = read_run(folder)
+    assert [entry["round"] for entry in record.history] == [1, 2, 3]
+    assert record.result == {}
+
+
+def test_a_round_written_twice_counts_once(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", accuracies=[0.1, 0.2])
+    with (folder / "history.jsonl").open("a") as file:
+        file.write('{"round": 2, "accuracy": 0.3}\n')
+    assert accuracy_curve(read_run(folder)) == [(1, 0.1), (2, 0.3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("history.jsonl", '{"round": 1}\n{"rou\n{"round": 3}\n', "line 2: expected JSON"),
+        ("history.jsonl", "[1]\n", "line 1: expected named values, but found list"),
+        ("result.json", '{"method": ', "result.json: expected JSON"),
+        ("config.yaml", "a: [1\nb: }", "config.yaml: expected YAML"),
+        ("config.yaml", "", "config.yaml: expected named values, but found NoneType"),
+    ],
+)
+def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: str, said: str) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / name).write_text(content)
+    with pytest.raises(FeddleError) as caught:
+        read_run(folder)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FeddleError, match="no such folder"):
+        read_runs([tmp_path / "missing"])
+    with pytest.raises(FeddleError, match=r"holds no config\.yaml"):
+        read_run(tmp_path)
+    with pytest.raises(FeddleError, match=r"found no config\.yaml in it or one level below"):
+        read_runs([tmp_path])
+    with pytest.raises(FeddleError, match="none was given"):
+        read_runs([])
+
+
+def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
+    for name, method in (("b", "fedbuff"), ("a", "feddle"), ("feddle-2", "feddle")):
+        make_run(tmp_path / "runs" / name, method)
+    (tmp_path / "runs" / "notes").mkdir()
+    records = read_runs([tmp_path / "runs", tmp_path / "runs" / "a"])
+    assert [record.folder.name for record in records] == ["a", "b", "feddle-2"]
+    assert [record.label for record in records] == ["feddle (a)", "fedbuff", "feddle-2"]
+
+
+def test_equal_folder_names_are_told_apart_by_their_parents(tmp_path: Path) -> None:
+    records = read_runs([make_run(tmp_path / parent / "run") for parent in ("x", "y")])
+    assert [record.label for record in records] == ["feddle (x/run)", "feddle (y/run)"]
+
+
+# Numbers and sentences
+
+
+def test_the_papers_rule_is_the_best_of_the_last_five(tmp_path: Path) -> None:
+    summary = summarise(read_run(make_run(tmp_path / "a", accuracies=[0.9, 0.1, 0.2, 0.5, 0.3, 0.4], result={})))
+    assert (summary.accuracy, summary.last, summary.bytes_up) == (0.5, 0.4, 6e6)
+    assert summary.status == "not ended, round 6"
+
+
+def test_what_the_result_says_comes_first(tmp_path: Path) -> None:
+    folder = make_run(
+        tmp_path / "a",
+        coefficients=[0.1, -0.2],
+        result={"accuracy": 0.81, "finished": False, "negative_share": None},
+    )
+    summary = summarise(read_run(folder))
+    assert (summary.accuracy, summary.last, summary.negative_share) == (0.81, 0.6, 0.5)
+    assert summary.status == "interrupted, round 3"
+
+
+def test_numbers_are_shown_as_people_say_them() -> None:
+    assert [duration(value) for value in (61.2, 725, 12000, None)] == [
+        "61.2 s",
+        "12 min 05 s",
+        "3 h 20 min",
+        "–",
+    ]
+    assert [megabytes(value) for value in (1.25e6, 3.2e9, None)] == ["1.2", "3,200", "–"]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "head", "said"),
+    [
+        ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "ahead of r1 at 75.0%; r2 comes last at 70.0%."),
+        ([0.81, 0.80], "r0 leads by 1.0 points", "r0 ends at 81.0%, 1.0 percentage point ahead of r1"),
+        ([0.5, 0.50001], "r1 and r0 are level", "r1 and r0 end level at 50.0%."),
+        ([0.1, 0.1, 0.1], "All 3 runs are level", "r0, r1 and r2 end level at 10.0%."),
+        ([0.5, None], "r0 reaches 50.0%", "No evaluation yet: r1."),
+        ([None], "No evaluation yet", "None of the runs has been evaluated so far."),
+    ],
+)
+def test_the_words_follow_the_numbers(tmp_path: Path, accuracies: list[float | None], head: str, said: str) -> None:
+    folders = [make_run(tmp_path / f"r{i}", f"r{i}", [value]) for i, value in enumerate(accuracies)]
+    summaries = [summarise(record) for record in read_runs(folders)]
+    summaries.sort(key=lambda each: -(each.accuracy or 0.0))
+    assert headline(summaries) == head
+    assert said in standing(summaries)
+
+
+def test_the_setting_names_what_is_shared_and_what_differs(tmp_path: Path) -> None:
+    one, two = (make_run(tmp_path / str(seed), f"m{seed}", config={"seed": seed}) for seed in (0, 1))
+    assert setting([read_run(one)]) == (
+        "Setting: cifar10, 100 clients (10 a round), Dirichlet α = 0.1, delay σ = 2.5 per job, 80 rounds, seed 0."
+    )
+    assert "80 rounds. The runs differ in seed;" in setting(read_runs([one, two]))
+    bare = make_run(tmp_path / "bare")
+    (bare / "config.yaml").write_text("method: feddle\ndelays: null\ndata: {partition: [1]}\n")
+    assert setting([read_run(bare)]) == ""
+
+
+# Scales
+
+
+def test_ticks_are_round_numbers() -> None:
+    assert list(round_axis(80, 0, 100, 4).ticks) == [0, 20, 40, 60, 80]
+    assert list(round_axis(1, 0, 100, 8).ticks) == [0, 1]
+    axis = value_axis([12.0, 81.0], 100, 0, 6, 2, (0, 100))
+    assert list(axis.ticks) == [20, 40, 60, 80]
+    assert axis.place(axis.low) == 100
+    for value in (0.0, 100.0):  # equal values at either bound
+        axis = value_axis([value], 100, 0, 6, 2, (0, 100))
+        assert 0 <= axis.low < axis.high <= 100
+    assert tick_text(1.5e9, 5e8) == "1.5e+09"
+    assert [tick_text(value, 0.05) for value in (-0.05, -0.0, 0.1)] == ["−0.05", "0.00", "0.10"]
+
+
+def test_labels_keep_apart_and_within() -> None:
+    assert spread([50, 10, 50], 10, 0, 100) == [45, 10, 55]
+    assert spread([99, 98], 10, 0, 100) == [100, 90]
+    assert spread([1, 1, 1], 80, 0, 100) == [0, 50, 100]
+
+
+def test_what_is_thinned_keeps_its_end() -> None:
+    assert thinned(range(10), 4) == [0, 3, 6, 9]
+    assert thinned([1, 2], 4) == [1, 2]
+    assert shortened("fedasync-seed1", 9) == "feda…eed1"
+
+
+# The terminal table
+
+
+def test_the_table_fits_80_columns(tmp_path: Path) -> None:
+    make_run(tmp_path / "r" / "a", "[red]" + "long-" * 12, [0.7123], result={"finished": False})
+    make_run(tmp_path / "r" / "b", "feddle", [0.815], [0.1, -0.1], result={"seconds": 40000})
+    text = printed(read_runs([tmp_path / "r"]))
+    assert max(map(len, text.splitlines())) <= 80
+    for shown in ("[red]long", "71.2%", "81.5%", "11 h 07 min", "50.0%", "interrupted"):
+        assert shown in text
+
+
+def test_the_best_accuracy_is_bold(tmp_path: Path) -> None:
+    for name, accuracy in (("low", 0.5), ("high", 0.8), ("none", None)):
+        make_run(tmp_path / "r" / name, name, [accuracy])
+    cells = list(summary_table(read_runs([tmp_path / "r"])).columns[1].cells)
+    assert [(str(cell), getattr(cell, "style", "")) for cell in cells] == [
+        ("80.0%", "bold"),
+        ("50.0%", ""),
+        ("–", ""),
+    ]
+
+
+# The page
+
+
+def test_the_page_shows_all_parts(tmp_path: Path) -> None:
+    make_run(tmp_path / "r" / "a", "feddle", [0.5, 0.8], [0.3, -0.1, 0.2, 0.1])
+    make_run(tmp_path / "r" / "b c", "fedbuff", [0.5, 0.7], result={"finished": False, "refused": {"NaN": 3}})
+    html = written([tmp_path / "r"], tmp_path / "new" / "place")
+    document = Document(html)
+    assert document.inside("h1") == ["feddle leads by 10.0 points"]
+    assert {"feddle", "80.0%"} <= set(document.inside("strong"))
+    assert "70.0%" in document.inside("td")
+    assert "25.0%" in document.inside("td")
+    assert {"interrupted, round 2", "updates refused: NaN (3)"} <= set(document.inside("small"))
+    assert f"feddle run '{tmp_path}/r/b c/config.yaml'" in document.inside("code")
+    assert "Results written by feddle 0.1.0, torch 2.13.0." in document.inside("p")
+    assert [len(drawings(html, kind)) for kind in ("curves", "strip")] == [2, 2]
+    assert list((tmp_path / "new" / "place").iterdir()) == [tmp_path / "new" / "place" / "report.html"]
+
+
+def test_curves_have_titles_and_end_labels(tmp_path: Path) -> None:
+    html = written([make_run(tmp_path / "a", accuracies=[0.5, 0.8])], tmp_path)
+    for chart in drawings(html, "curves"):
+        titles = [title.text for title in chart.iter("title")]
+        assert titles == ["feddle, round 1: 50.0%", "feddle, round 2: 80.0%"]
+        assert "feddle" in [text.text for text in chart.findall(".//text[@class='label']")]
+
+
+def test_text_from_files_is_escaped(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>&\"'\x07"
+    folders = [make_run(tmp_path / name, evil, [0.5], [-0.1], {"data": {"name": evil}}) for name in "ab"]
+    html = written(folders, tmp_path)
+    document = Document(html)
+    assert "img" not in [tag for tag, _ in document.elements]
+    assert html.count("<script") == html.count("</script>") == 2
+    data = json.loads(document.inside("script")[0])
+    assert data[0]["label"].startswith(evil)
+    assert all(drawings(html, "curves"))
+    assert element("p", "a<b", title='"', class_="x") == '<p title="&quot;" class="x">a&lt;b</p>'
+
+
+def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    html = written([make_run(tmp_path / "a", coefficients=[0.1])], tmp_path)
+    assert not re.search(r"https?://|@import|url\(|<link", html)
+    assert not [tag for tag, attributes in Document(html).elements if {"src", "href"} & set(attributes)]
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [[]],
+        [[None, None]],
+        [[0.5]],
+        [[NAN, NAN]],
+        [[NAN, 0.3], [0.2, NAN], []],
+        [[0.1] * 5, [0.1] * 5],
+        [[0.0], [1.0]],
+        [[index / 20, 0.5 + index / 50] for index in range(12)],
+        [[0.5]] * 40,
+        [[0.001 * at for at in range(900)]],
+    ],
+    ids=["empty", "unevaluated", "one", "diverged", "gaps", "equal", "extremes", "twelve", "forty", "long"],
+)
+def test_odd_runs_render(tmp_path: Path, runs: list[list[float | None]]) -> None:
+    for index, accuracies in enumerate(runs):
+        odd = [NAN, -0.1, 1e9] if index % 2 else []
+        make_run(
+            tmp_path / "r" / f"run{index}",
+            "feddle",
+            accuracies,
+            odd,
+            result={"accuracy": NAN, "seconds": NAN},
+        )
+    html = written([tmp_path / "r"], tmp_path)
+    Document(html)
+    assert not re.search(r"\bnan\b", html, re.IGNORECASE)
+    for chart in drawings(html, "curves"):
+        _, _, width, height = map(float, chart.attrib["viewBox"].split())
+        for text in chart.iter("text"):
+            assert 0 <= float(text.attrib["x"]) <= width
+            assert 0 <= float(text.attrib["y"]) <= height
+    printed(read_runs([tmp_path / "r"]))
+
+
+def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    records = read_runs([make_run(tmp_path / "a")])
+    with pytest.raises(FeddleError, match="it is a folder"):
+        write_page(records, tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(FeddleError, match="choose another place"):
+        write_page(records, tmp_path / "file" / "report.html")
+    with pytest.raises(FeddleError, match="there is none"):
+        write_page([], tmp_path / "report.html")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_opens_the_page_and_its_script_runs(tmp_path: Path) -> None:
+    page = write_page(read_runs([make_run(tmp_path / "a", coefficients=[0.1, -0.2])]), tmp_path / "report.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "feddle reaches 70.0%" in shown
+    # The script takes the points' titles away, as it reads out the values itself.
+    assert "feddle, round 1" not in shown
+    assert "feddle, round 1" in page.read_text(encoding="utf-8")

@@ -74,6 +74,7 @@ class Atlas:
         rows = slice(0, self._size)
         return {
             "anchors": self._anchors[rows].clone(),
+            "norms": self._norms[rows].clone(),
             "scores": self._scores[rows].clone(),
             "ages": self._ages[rows].clone(),
             "origins": self._origins[rows].clone(),
@@ -85,7 +86,7 @@ class Atlas:
         self._size = len(state["anchors"])
         rows = slice(0, self._size)
         self._anchors[rows] = state["anchors"]
-        self._norms[rows] = torch.stack([torch.linalg.vector_norm(a) for a in self._anchors[rows]])
+        self._norms[rows] = state["norms"]
         self._scores[rows] = state["scores"]
         self._ages[rows] = state["ages"]
         self._origins[rows] = state["origins"]

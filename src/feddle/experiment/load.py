@@ -78,7 +78,7 @@ def explain(error: ValidationError, tree: dict[str, Any]) -> str:
     problems = error.errors()
     first, more = problems[0], len(problems) - 1
     where = ".".join(_keys(first["loc"], tree))
-    return f"{where}: {_problem(first)}" + (f" (and {more} more)" if more else "")
+    return (f"{where}: " if where else "") + _problem(first) + (f" (and {more} more)" if more else "")
 
 
 def _keys(loc: tuple[int | str, ...], tree: Any) -> list[str]:
@@ -89,7 +89,7 @@ def _keys(loc: tuple[int | str, ...], tree: Any) -> list[str]:
             continue
         keys.append(str(step))
         tree = tree.get(step) if isinstance(tree, dict) else None
-    return keys or ["config"]
+    return keys
 
 
 def _problem(problem: ErrorDetails) -> str:

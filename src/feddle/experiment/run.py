@@ -38,6 +38,7 @@ class Run:
         device = resolve_device(plan.device)
         federation.model.to(device=device)
         self.layout = Layout.of(federation.model)
+        self.method = plan.method.name if strategy is None else type(strategy).__name__
         strategy = strategy or build_strategy(plan, federation, self.layout, device)
         self.server = Server(self.layout.read(federation.model), strategy)
         self.simulation = start_simulation(plan, federation, self.layout, self.server)
@@ -95,7 +96,7 @@ class Run:
         shares = [line["negative_share"] for line in self.history if "negative_share" in line]
         last = self.history[-1] if self.history else {}
         return {
-            "method": self.plan.method.name,
+            "method": self.method,
             "accuracy": max(accuracies[-5:], default=None),
             "last_accuracy": accuracies[-1] if accuracies else None,
             "negative_share": fmean(shares) if shares else None,

@@ -1,6 +1,6 @@
 """A federation on a virtual clock that ticks once a round."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -91,7 +91,7 @@ class Simulation:
         self,
         server: Server,
         trainer: Trainer,
-        delays: Delays,
+        delays: Callable[[Job], int],
         *,
         eligible: np.ndarray,
         per_round: int,

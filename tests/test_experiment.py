@@ -1,0 +1,341 @@
+"""Configs, run folders, the library and the command line, on real data of a second."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import feddle
+from feddle.cli.main import app
+from feddle.core.errors import FeddleError
+from feddle.experiment import config as cfg
+from feddle.experiment.folder import run_config
+from feddle.experiment.load import load_config, parse_config
+
+TINY: dict[str, Any] = {
+    "rounds": 4,
+    "clients": {"count": 20, "per_round": 5},
+    "data": {"name": "digits", "image_size": 28, "channels": 1, "server": {"samples": 100}},
+    "model": {"name": "cnn", "channels": [4, 4, 4], "hidden": 16},
+    "training": {"epochs": 1},
+    "delays": {"sigma": 1.0},
+    "evaluation": {"every": 2},
+    "method": {"name": "feddle", "search": {"epochs": 1}},
+}
+
+
+def tiny(**changes: Any) -> cfg.Config:
+    return parse_config({**TINY, **changes})
+
+
+def feddle_command(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from feddle.cli.main import main; main()", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+
+
+@pytest.fixture
+def tiny_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+# --- configs
+
+
+def test_defaults_are_the_papers_setting() -> None:
+    config = parse_config({})
+    assert (config.rounds, config.clients.count, config.clients.per_round) == (200, 500, 10)
+    assert config.data.server.samples == 1000
+    assert isinstance(config.method, cfg.Feddle)
+
+
+def test_a_bare_name_and_options_without_a_name() -> None:
+    assert parse_config({"method": "fedbuff"}).method == cfg.FedBuff()
+    assert parse_config({}, ["method=fedavg", "method.late=add_deltas"]).method == cfg.FedAvg(late="add_deltas")
+    deep = parse_config({}, ["method.search.lr=0.5", "method.fallback=none"]).method
+    assert isinstance(deep, cfg.Feddle)
+    assert deep.search.lr == 0.5
+    assert deep.fallback == cfg.NoFallback()
+
+
+def test_every_config_survives_its_own_file(tmp_path: Path) -> None:
+    for config in (tiny(), tiny(method="fedbuff"), parse_config({})):
+        path = tmp_path / "saved.yaml"
+        path.write_text(yaml.safe_dump(config.model_dump(mode="json"), allow_unicode=True))
+        assert load_config(path) == config
+
+
+@pytest.mark.parametrize("path", sorted(Path("experiments").glob("*.yaml")), ids=str)
+def test_the_configs_in_the_repo_are_valid(path: Path) -> None:
+    load_config(path)
+
+
+BAD: list[tuple[str, str]] = [
+    ("method.atlas_sise=3", "method: unknown key 'atlas_sise'; did you mean 'atlas_size'?"),
+    ("round=3", "unknown key 'round'; did you mean 'rounds'?"),
+    ("zzz=3", "unknown key 'zzz'; known are seed, rounds"),
+    ("method=fedbuf", "method: unknown name 'fedbuf'; did you mean 'fedbuff'?"),
+    ("method.fallback=foo", "method.fallback: unknown name 'foo'; known are fedbuff"),
+    ("rounds=many", "rounds: input should be a valid integer"),
+    ("rounds=0", "rounds: input should be greater than or equal to 1, got 0"),
+    ("data.partition.alpha=0", "data.partition.alpha: input should be greater than 0, got 0"),
+    ("data.partition.alpha=.nan", "data.partition.alpha: input should be"),
+    ("clients.per_round=600", "clients: per_round is 600, but there are only 20 clients"),
+    ("data=3", "data: input should be a valid dictionary"),
+    ("rounds", "an override is KEY=VALUE"),
+    ("data.server.samples=359", "data.server.samples must leave some of the 359 test images"),
+    ("data.name=digitz", "did you mean 'digits'?"),
+    ("data.image_size=16", "the CNN takes images from 28×28 up"),
+    ("data.server.samples=0", "feddle searches on the server's data, but there is none"),
+    ("training.lr=1e30", "lower training.lr"),
+    ("method.search.lr=1e30", "lower method.search.lr"),
+    ("clients={count: 500, per_round: 400}", "clients have any data, but clients.per_round is 400"),
+]
+
+
+@pytest.mark.parametrize(("override", "text"), BAD, ids=[override for override, _ in BAD])
+def test_bad_input_is_one_line_that_names_the_key(tiny_file: Path, override: str, text: str) -> None:
+    out = tiny_file.parent / "run"
+    overrides = [override, "data.partition.alpha=0.01"] if "400" in override else [override]
+    with pytest.raises(FeddleError) as caught:
+        run_config(load_config(tiny_file, overrides), out, quiet=True)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_is_one_line_and_exit_code_2_without_a_traceback(tiny_file: Path, tmp_path: Path) -> None:
+    bad = feddle_command("run", str(tiny_file), "-o", "method.atlas_sise=3")
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.count("\n") == 1
+    assert bad.stderr.startswith(f"feddle: {tiny_file}: method: unknown key 'atlas_sise'")
+    assert "Traceback" in feddle_command("run", "--debug", str(tiny_file), "-o", "rounds=0").stderr
+    missing = feddle_command("run", str(tmp_path / "tinny.yaml"))
+    assert missing.returncode == 2
+    assert f"did you mean {tiny_file}?" in missing.stderr
+    for usage in (["run"], ["fly"], ["run", str(tiny_file), "--sed", "1"]):
+        wrong = feddle_command(*usage)
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2", "just words", "\x00"])
+def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
+    with pytest.raises(FeddleError, match=r"odd\.yaml"):
+        load_config(path)
+
+
+# --- run folders
+
+
+def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
+    run = run_config(tiny(), tmp_path / "run", quiet=True)
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "config.yaml",
+        "history.jsonl",
+        "model.safetensors",
+        "result.json",
+    ]
+    history = [json.loads(line) for line in (tmp_path / "run" / "history.jsonl").read_text().splitlines()]
+    assert history == run.history
+    assert [line["round"] for line in history] == [1, 2, 3, 4]
+    assert ["accuracy" in line for line in history] == [False, True, False, True]
+    searched = [line for line in history if line["arrivals"]]
+    assert searched
+    assert all(len(line["coefficients"]) == len(line["anchor_clients"]) for line in searched)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    accuracies = [line["accuracy"] for line in history if "accuracy" in line]
+    assert (result["accuracy"], result["last_accuracy"]) == (max(accuracies), accuracies[-1])
+    assert result["finished"]
+    assert result["torch"] == torch.__version__
+    assert load_config(tmp_path / "run" / "config.yaml") == tiny()
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert all(torch.equal(saved[n], t) for n, t in run.federation.model.state_dict().items())
+
+
+def test_bytes_count_what_was_sent_and_what_came_back(tmp_path: Path) -> None:
+    run = run_config(tiny(delays={"sigma": 0}), tmp_path / "run", quiet=True)
+    size = run.layout.size * 4
+    assert [line["bytes_down"] for line in run.history] == [size * 5 * n for n in (1, 2, 3, 4)]
+    assert run.history[-1]["bytes_up"] == size * 20
+
+
+def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    run_config(tiny(rounds=1), tmp_path / "run", quiet=True)
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(FeddleError, match="already holds a run"):
+        run_config(tiny(rounds=1), tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "result.json").read_bytes() == before
+    (tmp_path / "file").touch()
+    with pytest.raises(FeddleError, match="is a file"):
+        run_config(tiny(rounds=1), tmp_path / "file", quiet=True)
+
+
+@pytest.mark.parametrize("method", ["feddle", "fedbuff", "fedavg"])
+def test_the_same_seed_gives_the_same_bits_in_any_process(tmp_path: Path, tiny_file: Path, method: str) -> None:
+    config = load_config(tiny_file, [f"method={method}"])
+    run_config(config, tmp_path / "here", quiet=True)
+    there = feddle_command("run", str(tiny_file), "-o", f"method={method}", "--out", str(tmp_path / "there"))
+    assert there.returncode == 0, there.stderr
+    for name in ("history.jsonl", "model.safetensors", "config.yaml"):
+        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
+    run_config(load_config(tiny_file, [f"method={method}", "seed=1"]), tmp_path / "other", quiet=True)
+    assert (tmp_path / "here" / "model.safetensors").read_bytes() != (
+        tmp_path / "other" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_methods_share_clients_delays_and_start() -> None:
+    from feddle.experiment.build import build_federation
+    from feddle.experiment.run import Run
+
+    runs = [Run(tiny(method=m), build_federation(tiny(method=m))) for m in ("feddle", "fedbuff", "fedavg")]
+    assert all(torch.equal(r.server.model.vector, runs[0].server.model.vector) for r in runs)
+    for run in runs:
+        run.go()
+    assert len({tuple(line["bytes_up"] for line in r.history) for r in runs}) == 1
+
+
+def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", "from feddle.cli.main import main; main()"]
+    arguments = ["run", str(tiny_file), "-o", "rounds=100000", "--out", str(out)]
+    process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, env={**os.environ})
+    deadline = time.monotonic() + 60
+    while not (out / "history.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert f"what was done is in {out}" in stderr
+    result = json.loads((out / "result.json").read_text())
+    assert not result["finished"]
+    assert result["rounds"] == len((out / "history.jsonl").read_text().splitlines()) > 0
+    assert load_file(out / "model.safetensors")
+
+
+def test_a_run_that_diverges_keeps_its_history(tmp_path: Path) -> None:
+    with pytest.raises(FeddleError, match="diverged"):
+        run_config(tiny(method={"search": {"lr": 1e30}}), tmp_path / "run", quiet=True)
+    assert not json.loads((tmp_path / "run" / "result.json").read_text())["finished"]
+
+
+# --- the library
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(points)
+        return logits
+
+
+def cloud(count: int, seed: int) -> TensorDataset:
+    points = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(points, (points.prod(1) > 0).long())
+
+
+def test_bring_your_own_model_and_data() -> None:
+    model, clients = Net(), [cloud(20 + i, seed=i) for i in range(12)]
+    run = feddle.simulate(
+        model, clients, server=cloud(100, 98), test=cloud(500, 99), rounds=30, per_round=4, delays={"sigma": 1.0}
+    )
+    assert run.result["accuracy"] > 0.8
+    assert run.federation.model is model
+    with torch.no_grad():
+        points, labels = cloud(500, 99).tensors
+        assert (model.eval()(points).argmax(1) == labels).sum().item() == 500 * run.result["last_accuracy"]
+
+
+def test_bring_your_own_method() -> None:
+    class Latest:
+        """Take the last arrival's model."""
+
+        max_staleness: int | None = None
+        notes: dict[str, Any] = {}  # noqa: RUF012
+
+        def merge(self, model: feddle.Weights, arrivals: Any) -> feddle.Weights:
+            for a in arrivals:
+                model = feddle.Weights(a.start.vector + a.update.delta, a.update.buffers)
+            return model
+
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            return {}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    run = feddle.simulate(Net(), [cloud(50, i) for i in range(4)], per_round=2, rounds=3, strategy=Latest())
+    assert run.result["finished"]
+    assert run.result["method"] == "Latest"
+    assert run.result["accuracy"] is None
+
+
+def test_the_library_speaks_of_mistakes_in_one_line() -> None:
+    with pytest.raises(FeddleError, match=r"simulate: unknown key 'ronds'; did you mean 'rounds'\?"):
+        feddle.simulate(Net(), [cloud(5, 0)], per_round=1, ronds=3)
+    with pytest.raises(FeddleError, match="per_round is 10, but there are only 1 clients"):
+        feddle.simulate(Net(), [cloud(5, 0)])
+    with pytest.raises(FeddleError, match="expected a torch Dataset"):
+        feddle.simulate(Net(), [[1, 2]], per_round=1)  # type: ignore[list-item]
+    assert not hasattr(feddle, "nothing")
+
+
+# --- the command line
+
+
+def test_compare_runs_each_method_and_writes_a_page(tiny_file: Path) -> None:
+    out = tiny_file.parent / "all"
+    done = feddle_command("compare", str(tiny_file), "--out", str(out), cwd=tiny_file.parent)
+    assert done.returncode == 0, done.stderr
+    for method in ("feddle", "fedbuff", "fedavg"):
+        assert method in done.stdout
+        assert (out / method / "result.json").exists()
+    assert f"Report: {out / 'report.html'}" in done.stdout
+    assert "accuracy" in done.stderr, "progress goes to stderr"
+    saved = load_config(out / "feddle" / "config.yaml").method
+    assert isinstance(saved, cfg.Feddle)
+    assert saved.search.epochs == 1, "the file's own method keeps its options"
+
+
+def test_run_names_a_new_folder_each_time(tiny_file: Path) -> None:
+    for _ in range(2):
+        command = ("run", str(tiny_file), "-o", "rounds=1", "--seed", "7", "-q")
+        assert feddle_command(*command, cwd=tiny_file.parent).returncode == 0
+    assert sorted(p.name for p in (tiny_file.parent / "runs").iterdir()) == ["tiny-feddle-seed7", "tiny-feddle-seed7-2"]
+
+
+def test_listing_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))
+    runner = CliRunner()
+    listed = runner.invoke(app, ["methods"]).output
+    assert all(name in listed for name in ("feddle", "fedbuff", "fedavg"))
+    schema = json.loads(runner.invoke(app, ["schema"]).output)
+    assert schema["additionalProperties"] is False
+    assert {"method", "data", "model"} <= schema["properties"].keys()
+    assert "fashion-mnist" in runner.invoke(app, ["data", "list"]).output
+    fetched = runner.invoke(app, ["data", "fetch", "digits", "-q"])
+    assert fetched.output.strip() == str(tmp_path / "digits.safetensors")
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys, feddle.cli.main as m; m.app(['methods'], standalone_mode=False); assert 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -1,0 +1,121 @@
+"""The virtual clock: who is sampled, when updates arrive, and what repeats."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddle.core.layout import Weights
+from feddle.core.messages import Job, Update
+from feddle.runtimes.simulation import Delays, Simulation
+from feddle.server import Server
+from feddle.strategies.fedavg import FedAvg, Late
+from three_numbers import close, weights
+
+
+class Scripted:
+    """A trainer whose clients always add (1, 0, 0), and a log of what was asked of it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.starts: dict[Job, Weights] = {}
+
+    def submit(self, job: Job, start: Weights, due: int) -> None:
+        self.starts[job] = start
+        self.log.append(f"submit {job.client} due {due}")
+
+    def result(self, job: Job) -> Update:
+        self.log.append(f"train {job.client} from {self.starts.pop(job).vector[0]:g}")
+        return Update(job, torch.tensor([1.0, 0.0, 0.0]), torch.zeros(0), 1)
+
+
+class FixedDelays:
+    def __init__(self, delays: Sequence[int]) -> None:
+        self.delays = delays
+
+    def __call__(self, job: Job) -> int:
+        return self.delays[job.client]
+
+
+def simulation(delays: Sequence[int], *, per_round: int, late: Late = "add_deltas") -> tuple[Simulation, Scripted]:
+    trainer = Scripted()
+    server = Server(weights(0.0, 0.0, 0.0), FedAvg(late))
+    eligible = np.arange(len(delays))
+    drawn = FixedDelays(delays)
+    return Simulation(server, trainer, drawn, eligible=eligible, per_round=per_round, seed=0), trainer
+
+
+def test_updates_arrive_when_due_from_the_version_that_they_began_with() -> None:
+    world, trainer = simulation([0, 2], per_round=2)
+    staleness = []
+    for _ in range(3):
+        happened = world.step()
+        staleness.append([a.staleness for a in happened.arrivals])
+    # client 1 is dispatched in round 0 and arrives in round 2, two versions old; client 0 is back every round
+    assert staleness == [[0], [0], [2, 0]]
+    assert [line for line in trainer.log if line.startswith("train")] == [
+        "train 0 from 0",
+        "train 0 from 1",
+        "train 1 from 0",
+        "train 0 from 2",
+    ]
+    assert close(world.server.model.vector, 3.0, 0.0, 0.0)  # each round's mean is (1, 0, 0)
+
+
+def test_a_client_in_flight_is_not_sampled_again() -> None:
+    world, trainer = simulation([3, 3, 3], per_round=2)
+    dispatched = [world.step().dispatched for _ in range(5)]
+    # two, then the one that is left, then nobody, until the first two are back in round 3 and sampled again in round 4
+    assert dispatched == [2, 1, 0, 0, 2]
+    assert len(trainer.log) == len(set(trainer.log))
+
+
+def test_ties_arrive_in_order_of_dispatch() -> None:
+    world, trainer = simulation([1, 0, 1], per_round=3)
+    world.step()
+    world.step()
+    submitted = [line.split()[1] for line in trainer.log if line.startswith("submit")][:3]
+    trained = [line.split()[1] for line in trainer.log if line.startswith("train")]
+    assert trained[1:3] == [c for c in submitted if c != "1"]
+
+
+def test_what_would_be_discarded_is_not_trained_but_takes_its_time_and_bytes() -> None:
+    world, trainer = simulation([0, 1], per_round=2, late="discard")
+    first, second, third = world.step(), world.step(), world.step()
+    assert (first.dispatched, first.returned, len(first.arrivals)) == (2, 1, 1)
+    assert (second.dispatched, second.returned, len(second.arrivals)) == (1, 2, 1)
+    assert third.dispatched == 2
+    assert not [line for line in trainer.log if " 1 " in line]
+    assert not world.server.refused
+
+
+def test_delays_are_half_normal_in_whole_rounds() -> None:
+    delays = np.array([Delays(20.0, "client", seed=0)(Job(client, 0, 0)) for client in range(4000)])
+    assert delays.min() == 0
+    # the mean of ⌊|N(0, 20)|⌋ is about 20·√(2/π) − ½ = 15.5, and P(0) = P(|N| < 1/20) = 0.04
+    assert delays.mean() == pytest.approx(15.46, abs=0.6)
+    assert (delays == 0).mean() == pytest.approx(0.04, abs=0.012)
+
+
+def test_delays_per_client_stay_and_per_job_change() -> None:
+    by_client, by_job = Delays(20.0, "client", 0), Delays(20.0, "job", 0)
+    assert len({by_client(Job(5, n, n)) for n in range(20)}) == 1
+    assert len({by_job(Job(5, n, n)) for n in range(20)}) > 5
+    assert Delays(0.0, "job", 0)(Job(5, 0, 0)) == 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 12))
+def test_every_job_returns_once_and_nothing_stays_pinned_that_is_not_needed(
+    delays: list[int], per_round: int, rounds: int
+) -> None:
+    world, _ = simulation(delays, per_round=min(per_round, len(delays)))
+    steps = [world.step() for _ in range(rounds)]
+    in_flight = len(world._queue)
+    assert sum(s.dispatched for s in steps) == sum(s.returned for s in steps) + in_flight
+    assert len(world.server._in_flight) == in_flight == len(world._busy)
+    assert set(world.server._pinned) == {job.version for _, _, job, _ in world._queue}
+    assert all(s.dispatched <= per_round for s in steps)

@@ -198,6 +198,14 @@ def test_the_same_seed_gives_the_same_bits_in_any_process(tmp_path: Path, tiny_f
     ).read_bytes()
 
 
+@pytest.mark.parametrize("method", ["feddle", "fedbuff", "fedavg"])
+def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path, method: str) -> None:
+    for workers in (0, 1, 3):
+        run_config(tiny(method=method, workers=workers, rounds=6), tmp_path / str(workers), quiet=True)
+    for name in ("history.jsonl", "model.safetensors"):
+        assert len({(tmp_path / str(workers) / name).read_bytes() for workers in (0, 1, 3)}) == 1
+
+
 def test_methods_share_clients_delays_and_start() -> None:
     from feddle.experiment.build import build_federation
     from feddle.experiment.run import Run

@@ -194,6 +194,9 @@ class Plan(Strict):
     seed: int = Field(0, ge=0, description="sets initial weights, sampling, delays and partition")
     rounds: Count = 200
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto", description="processes that train ahead; 0: none but this one; the result is the same bits"
+    )
     clients: Clients = Clients()
     training: Training = Training()
     delays: Delays = Delays()

@@ -1,26 +1,31 @@
 """Running a federation round by round."""
 
 import math
+import os
+import sys
 import time
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from feddle.core.errors import FeddleError
-from feddle.core.layout import Layout
+from feddle.core.layout import Layout, Weights
 from feddle.experiment.build import Federation, build_strategy
 from feddle.experiment.config import Plan
 from feddle.learning.machine import one_thread
 from feddle.learning.training import Recipe, evaluate
-from feddle.runtimes.simulation import Delays, InlineTrainer, Round, Simulation
+from feddle.runtimes.simulation import Delays, Round, Simulation
+from feddle.runtimes.trainers import ClientWork, InlineTrainer, Trainer
+from feddle.runtimes.workers import WorkerPool
 from feddle.server import Server
 from feddle.strategies.strategy import Strategy
 from feddle.version import __version__
 
 Line = dict[str, Any]
 Listener = Callable[[Line], None]
+AHEAD_BYTES = 2**30  # finished updates that wait for their arrival
 
 
 class Run:
@@ -41,13 +46,14 @@ class Run:
         self.method = plan.method.name if strategy is None else type(strategy).__name__
         strategy = strategy or build_strategy(plan, federation, self.layout, device)
         self.server = Server(self.layout.read(federation.model), strategy)
-        self.simulation = start_simulation(plan, federation, self.layout, self.server)
+        self.trainer = build_trainer(plan, federation, self.layout, self.server.model, device)
+        self.simulation = start_simulation(plan, federation, self.server, self.trainer)
 
     def go(self, listener: Listener | None = None) -> None:
         """Run every round; `listener` gets each line of history as it is made."""
         began = time.perf_counter()
         try:
-            with one_thread():
+            with one_thread(), self.trainer:
                 while self.server.version < self.plan.rounds:
                     line = self._line(self.simulation.step())
                     self.history.append(line)
@@ -113,7 +119,7 @@ class Run:
         }
 
 
-def start_simulation(plan: Plan, federation: Federation, layout: Layout, server: Server) -> Simulation:
+def start_simulation(plan: Plan, federation: Federation, server: Server, trainer: Trainer) -> Simulation:
     """Everything in place for the first round."""
     eligible = federation.sizes.nonzero().flatten().numpy()
     if len(eligible) < plan.clients.per_round:
@@ -121,15 +127,39 @@ def start_simulation(plan: Plan, federation: Federation, layout: Layout, server:
             f"only {len(eligible)} of {len(federation.sizes)} clients have any data, but clients.per_round is "
             f"{plan.clients.per_round}; raise data.partition.alpha or lower clients.per_round"
         )
-    recipe = Recipe(**plan.training.model_dump())
     return Simulation(
         server,
-        InlineTrainer(federation.model, layout, federation.clients, recipe, federation.loss, plan.seed),
+        trainer,
         Delays(plan.delays.sigma, plan.delays.per, plan.seed),
         eligible=eligible,
         per_round=plan.clients.per_round,
         seed=plan.seed,
     )
+
+
+def build_trainer(
+    plan: Plan, federation: Federation, layout: Layout, model: Weights, device: str
+) -> InlineTrainer | WorkerPool:
+    """Worker processes where they help, else this process."""
+    recipe = Recipe(**plan.training.model_dump())
+    work = ClientWork(federation.model, layout, federation.clients, recipe, federation.loss, plan.seed)
+    workers = resolve_workers(plan.workers, device)
+    if not workers:
+        return InlineTrainer(work)
+    ahead = max(2 * workers, AHEAD_BYTES // model.num_bytes)
+    return WorkerPool(work, model, workers, horizon=plan.rounds, ahead=ahead)
+
+
+def resolve_workers(workers: int | Literal["auto"], device: str) -> int:
+    """How many worker processes to use: by default one a core; they need Linux's fork and the CPU."""
+    possible = sys.platform == "linux" and device == "cpu"
+    if workers == "auto":
+        return len(os.sched_getaffinity(0)) if possible and sys.platform == "linux" else 0
+    if workers and not possible:
+        raise FeddleError(
+            f"workers: {workers} processes need Linux and device cpu, this is {sys.platform} and {device}; use 0"
+        )
+    return workers
 
 
 def resolve_device(device: str) -> str:

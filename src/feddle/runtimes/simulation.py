@@ -4,16 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, islice
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
-from torch import nn
 
-from feddle.core.layout import Layout, Weights
-from feddle.core.messages import Arrival, Job, Update
+from feddle.core.messages import Arrival, Job
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.learning.examples import Examples
-from feddle.learning.training import Loss, Recipe, train_client
+from feddle.runtimes.trainers import Trainer
 from feddle.server import Server
 
 
@@ -29,47 +26,6 @@ class Delays:
         """How many rounds after its dispatch the job's update arrives."""
         ids = (job.client,) if self.per == "client" else (job.client, job.number)
         return int(abs(numpy_generator(seed_for(self.seed, "delay", *ids)).normal(0.0, self.sigma)))
-
-
-class Trainer(Protocol):
-    """Does the clients' work, at any time between a job's start and its end."""
-
-    def submit(self, job: Job, start: Weights, due: int) -> None:
-        """Announce a job whose result is wanted in round `due`."""
-
-    def result(self, job: Job) -> Update:
-        """The job's update; waits for it if need be."""
-
-
-class InlineTrainer:
-    """Trains a job in this process when its result is wanted."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        clients: Sequence[Examples],
-        recipe: Recipe,
-        loss: Loss,
-        seed: int,
-    ) -> None:
-        self.model = model
-        self.layout = layout
-        self.clients = clients
-        self.recipe = recipe
-        self.loss = loss
-        self.seed = seed
-        self._starts: dict[Job, Weights] = {}
-
-    def submit(self, job: Job, start: Weights, due: int) -> None:  # noqa: ARG002
-        """See `Trainer`."""
-        self._starts[job] = start
-
-    def result(self, job: Job) -> Update:
-        """See `Trainer`."""
-        seed = seed_for(self.seed, "train", job.client, job.number)
-        start, examples = self._starts.pop(job), self.clients[job.client]
-        return train_client(self.model, self.layout, start, examples, self.recipe, job, seed, self.loss)
 
 
 @dataclass(frozen=True, eq=False)

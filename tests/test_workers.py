@@ -1,0 +1,192 @@
+"""Worker processes: the same bits, whatever happens to them."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Weights
+from feddle.core.messages import Job, Update
+from feddle.runtimes.workers import Work, WorkerPool
+from three_numbers import weights
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need fork")
+START = weights(1.0, 2.0, 3.0, buffers=[4.0])
+
+
+def double(job: Job, start: Weights) -> Update:
+    return Update(job, start.vector * 2 + job.client, start.buffers + 1, 10 + job.client, {"loss": 0.5})
+
+
+def pool(work: Work, workers: int = 2, *, horizon: int = 100, ahead: int = 100) -> WorkerPool:
+    return WorkerPool(work, START, workers, horizon=horizon, ahead=ahead)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def logged(path: Path, job: Job) -> None:
+    with path.open("a") as file:
+        file.write(f"{job.client}\n")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_come_back_whole_in_any_order(workers: int) -> None:
+    jobs = [Job(client, 0, 0) for client in range(7)]
+    with pool(double, workers) as trainer:
+        for i, job in enumerate(jobs):
+            trainer.submit(job, START, due=i)
+        for job in reversed(jobs):
+            update = trainer.result(job)
+            expected = double(job, START)
+            assert torch.equal(update.delta, expected.delta)
+            assert torch.equal(update.buffers, expected.buffers)
+            assert (update.job, update.num_examples, update.metrics) == (job, 10 + job.client, {"loss": 0.5})
+    assert not multiprocessing.active_children()
+
+
+def test_jobs_are_trained_in_order_of_arrival_time(tmp_path: Path) -> None:
+    log, gate = tmp_path / "log", tmp_path / "gate"
+
+    def work(job: Job, start: Weights) -> Update:
+        logged(log, job)
+        until(gate.exists)
+        return double(job, start)
+
+    with pool(work, workers=1) as trainer:
+        for client, due in [(0, 9), (1, 5), (2, 3), (3, 5), (4, 4)]:
+            trainer.submit(Job(client, 0, 0), START, due)
+        until(log.exists)
+        gate.touch()
+        trainer.result(Job(3, 0, 0))
+    # client 0 was taken at once, being the only one; then by time, ties in order of dispatch
+    assert log.read_text().split() == ["0", "2", "4", "1", "3"]
+
+
+def test_what_is_due_after_the_end_is_not_trained(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def work(job: Job, start: Weights) -> Update:
+        logged(log, job)
+        return double(job, start)
+
+    with pool(work, horizon=5) as trainer:
+        trainer.submit(Job(0, 0, 0), START, due=5)
+        trainer.submit(Job(1, 0, 0), START, due=4)
+        trainer.result(Job(1, 0, 0))
+        time.sleep(0.2)
+    assert log.read_text().split() == ["1"]
+
+
+def test_finished_updates_that_wait_are_bounded(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def work(job: Job, start: Weights) -> Update:
+        logged(log, job)
+        return double(job, start)
+
+    with pool(work, workers=1, ahead=2) as trainer:
+        for client in range(6):
+            trainer.submit(Job(client, 0, 0), START, due=client)
+        until(lambda: log.exists() and len(log.read_text().split()) >= 2)
+        time.sleep(0.3)
+        assert len(log.read_text().split()) == 2
+        # one that is wanted is trained all the same
+        for client in range(6):
+            assert trainer.result(Job(client, 0, 0)).job.client == client
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_job_done_again(tmp_path: Path) -> None:
+    died = tmp_path / "died"
+
+    def work(job: Job, start: Weights) -> Update:
+        if job.client == 3 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return double(job, start)
+
+    jobs = [Job(client, 0, 0) for client in range(8)]
+    with pool(work) as trainer:
+        before = {w.process.pid for w in trainer._workers}
+        for job in jobs:
+            trainer.submit(job, START, due=job.client)
+        for job in jobs:
+            assert torch.equal(trainer.result(job).delta, double(job, START).delta)
+        after = {w.process.pid for w in trainer._workers}
+        assert len(before & after) == 1
+    assert died.exists()
+
+
+def test_every_idle_worker_killed() -> None:
+    with pool(double) as trainer:
+        for worker in trainer._workers:
+            assert worker.process.pid is not None
+            os.kill(worker.process.pid, signal.SIGKILL)
+        trainer.submit(Job(1, 0, 0), START, due=0)
+        assert torch.equal(trainer.result(Job(1, 0, 0)).delta, double(Job(1, 0, 0), START).delta)
+
+
+def test_a_job_that_fails_twice_ends_the_run_with_client_and_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def broken(job: Job, _: Weights) -> Update:
+        logged(log, job)
+        raise OSError("the disk is gone")
+
+    def deadly(job: Job, start: Weights) -> Update:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return double(job, start)
+
+    for work, cause in ((broken, "OSError: the disk is gone"), (deadly, "its worker process died")):
+        with pool(work) as trainer:
+            trainer.submit(Job(42, 1, 7), START, due=0)
+            with pytest.raises(FeddleError, match=rf"client 42 \(its job 1, from version 7\) failed 2 times: {cause}"):
+                trainer.result(Job(42, 1, 7))
+    assert log.read_text().split() == ["42", "42"]
+
+
+def test_a_mistake_of_the_users_is_told_at_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def diverges(job: Job, _: Weights) -> Update:
+        logged(log, job)
+        raise FeddleError("lower training.lr")
+
+    with pool(diverges) as trainer:
+        trainer.submit(Job(1, 0, 0), START, due=0)
+        with pytest.raises(FeddleError, match=r"^lower training\.lr$"):
+            trainer.result(Job(1, 0, 0))
+    assert log.read_text().split() == ["1"]
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    parent = os.fork()
+    if not parent:
+        trainer = pool(double).__enter__()
+        pids.with_suffix(".partial").write_text(" ".join(str(w.process.pid) for w in trainer._workers))
+        pids.with_suffix(".partial").rename(pids)
+        time.sleep(60)
+        os._exit(1)
+    until(pids.exists)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    for pid in pids.read_text().split():
+        until(partial(gone, Path(f"/proc/{pid}/stat")))
+
+
+def gone(stat: Path) -> bool:
+    """Ended; a zombie that nobody has waited for yet counts."""
+    return not stat.exists() or stat.read_text().split()[2] == "Z"

@@ -63,6 +63,16 @@ class Dirichlet(Strict):
     alpha: Positive = Field(0.1, description="α: 0.1 is very uneven, 100 nearly even")
 
 
+class Even(Strict):
+    """Every client has the same number of examples, drawn at random."""
+
+    name: Literal["even"] = "even"
+
+
+AnyPartition = Dirichlet | Even
+Partition = Annotated[AnyPartition, Discriminator("name"), choice("dirichlet")]
+
+
 class ServerData(Strict):
     """What the server holds."""
 
@@ -76,7 +86,7 @@ class Data(Strict):
     folder: str | None = Field(None, description="where the official files are, if not to be fetched")
     image_size: int = Field(32, ge=8, description="images are resized to this, bilinear")
     channels: Literal[1, 3] = Field(3, description="3: grey images are repeated, so that one model takes any set")
-    partition: Annotated[Dirichlet, choice("dirichlet")] = Dirichlet()
+    partition: Partition = Dirichlet()
     label_noise: Share = Field(0.0, description="share of the training labels replaced by another class")
     server: ServerData = ServerData()
 

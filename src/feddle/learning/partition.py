@@ -46,6 +46,12 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> Partitio
     return by_owner(torch.from_numpy(owner), clients)
 
 
+def even(count: int, clients: int, seed: int) -> Partition:
+    """Spread the examples at random in shares of equal size, give or take one."""
+    owner = torch.from_numpy(numpy_generator(seed).permutation(count)) % clients
+    return by_owner(owner, clients)
+
+
 def by_owner(owner: Tensor, clients: int) -> Partition:
     """The partition in which example i belongs to client `owner[i]`."""
     sizes = torch.bincount(owner, minlength=clients)

@@ -14,7 +14,7 @@ from feddle.core.messages import Job
 from feddle.learning import datasets
 from feddle.learning.examples import FromDataset, Images, Selection, as_examples, resize
 from feddle.learning.models import CNN
-from feddle.learning.partition import add_label_noise, by_owner, dirichlet, server_split
+from feddle.learning.partition import add_label_noise, by_owner, dirichlet, even, server_split
 from feddle.learning.training import Recipe, evaluate, train, train_client
 
 
@@ -77,6 +77,13 @@ def test_alpha_sets_how_uneven_the_partition_is() -> None:
     assert not torch.equal(dirichlet(labels, 50, 0.1, 1).order, dirichlet(labels, 50, 0.1, 2).order)
     with pytest.raises(FeddleError, match="α must be above 0, got -1"):
         dirichlet(labels, 50, -1.0, 0)
+
+
+def test_an_even_partition() -> None:
+    partition = even(1003, clients=10, seed=0)
+    assert sorted(partition.sizes.tolist()) == [100] * 7 + [101] * 3
+    assert partition.order.sort().values.tolist() == list(range(1003))
+    assert not torch.equal(partition[0], even(1003, 10, seed=1)[0])
 
 
 def test_by_owner_worked_out() -> None:

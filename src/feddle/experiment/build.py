@@ -19,7 +19,7 @@ from feddle.learning import datasets
 from feddle.learning.examples import Examples, Images, Selection, resize
 from feddle.learning.models import CNN
 from feddle.learning.objectives import TaskObjective
-from feddle.learning.partition import Partition, add_label_noise, dirichlet, server_split
+from feddle.learning.partition import Partition, add_label_noise, dirichlet, even, server_split
 from feddle.learning.training import Loss
 from feddle.strategies.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.strategies.fedavg import FedAvg
@@ -60,7 +60,7 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     folder = None if data.folder is None else Path(data.folder)
     images = datasets.load(data.name, folder=folder, quiet=quiet)
     server, test = server_split(len(images.test_labels), data.server.samples, seed_for(seed, "server split"))
-    partition = dirichlet(images.train_labels, config.clients.count, data.partition.alpha, seed_for(seed, "partition"))
+    partition = build_partition(config, images.train_labels)
     labels = add_label_noise(images.train_labels, data.label_noise, images.num_classes, seed_for(seed, "label noise"))
     train = Images(resize(images.train_images, data.image_size), labels, data.channels)
     held_out = Images(resize(images.test_images, data.image_size), images.test_labels, data.channels)
@@ -71,6 +71,18 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
         Selection(held_out, server) if len(server) else None,
         Selection(held_out, test),
     )
+
+
+def build_partition(config: cfg.Config, labels: Tensor) -> Partition:
+    """The partition that a config names."""
+    clients, seed = config.clients.count, seed_for(config.seed, "partition")
+    match config.data.partition:
+        case cfg.Dirichlet(alpha=alpha):
+            return dirichlet(labels, clients, alpha, seed)
+        case cfg.Even():
+            return even(len(labels), clients, seed)
+        case _:
+            assert_never(config.data.partition)
 
 
 def build_model(config: cfg.Config, classes: int) -> nn.Module:

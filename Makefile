@@ -46,7 +46,7 @@ bench: $(VENV)/base ## measure speed; prints ratios
 	@$(BIN)/python bench/search.py
 
 docs: $(VENV)/docs ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

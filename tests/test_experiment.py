@@ -23,6 +23,7 @@ from feddle.core.errors import FeddleError
 from feddle.experiment import config as cfg
 from feddle.experiment.folder import run_config
 from feddle.experiment.load import load_config, parse_config
+from feddle.experiment.reference import reference
 
 TINY: dict[str, Any] = {
     "rounds": 4,
@@ -67,7 +68,7 @@ def test_a_bare_name_and_options_without_a_name() -> None:
     assert parse_config({}, ["method=fedavg", "method.late=add_deltas"]).method == cfg.FedAvg(late="add_deltas")
     deep = parse_config({}, ["method.search.lr=0.5", "method.fallback=none"]).method
     assert isinstance(deep, cfg.Feddle)
-    assert deep.search.lr == 0.5
+    assert deep.search == cfg.PaperSearch(lr=0.5)
     assert deep.fallback == cfg.NoFallback()
 
 
@@ -136,6 +137,12 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(FeddleError, match=r"odd\.yaml"):
         load_config(path)
+
+
+def test_the_reference_in_the_docs_is_up_to_date() -> None:
+    assert Path("docs/configuration.md").read_text() == reference() + "\n", (
+        "feddle schema --markdown > docs/configuration.md"
+    )
 
 
 # --- run folders
@@ -260,6 +267,15 @@ def cloud(count: int, seed: int) -> TensorDataset:
     return TensorDataset(points, (points.prod(1) > 0).long())
 
 
+def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = Path("README.md").read_text().split("```python\n")[1].split("```")[0]
+    torch.manual_seed(0)
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102  # our own README
+    accuracy, coefficients = capsys.readouterr().out.split(" ", 1)
+    assert float(accuracy) > 0.85
+    assert len(json.loads(coefficients)) == 10
+
+
 def test_bring_your_own_model_and_data() -> None:
     model, clients = Net(), [cloud(20 + i, seed=i) for i in range(12)]
     run = feddle.simulate(
@@ -319,7 +335,7 @@ def test_compare_runs_each_method_and_writes_a_page(tiny_file: Path) -> None:
     assert "accuracy" in done.stderr, "progress goes to stderr"
     saved = load_config(out / "feddle" / "config.yaml").method
     assert isinstance(saved, cfg.Feddle)
-    assert saved.search.epochs == 1, "the file's own method keeps its options"
+    assert saved.search == cfg.PaperSearch(epochs=1), "the file's own method keeps its options"
 
 
 def test_run_names_a_new_folder_each_time(tiny_file: Path) -> None:

@@ -131,9 +131,12 @@ def methods() -> None:
 
 
 @app.command()
-def schema() -> None:
+@click.option("--markdown", is_flag=True, help="A reference for people instead.")
+def schema(markdown: bool) -> None:
     """Print the JSON Schema of a config file, for editors."""
-    click.echo(json.dumps(cfg.Config.model_json_schema(), indent=2))
+    from feddle.experiment.reference import reference
+
+    click.echo(reference() if markdown else json.dumps(cfg.Config.model_json_schema(), indent=2))
 
 
 @app.group()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -64,11 +65,15 @@ class Search(Protocol):
 
 @dataclass(frozen=True)
 class PaperSearch:
-    """Adam over mini-batches of the server's data, fresh each round: our reading of the paper."""
+    """Adam over mini-batches of the server's data, fresh each round: our reading of the paper.
+
+    With `anneal`, the learning rate falls to zero over the search: large steps first, little noise at the end.
+    """
 
     lr: float
     epochs: int
     batch_size: int
+    anneal: bool = False
 
     def __call__(
         self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
@@ -77,20 +82,74 @@ class PaperSearch:
         coefficients = start.clone()
         optimizer = torch.optim.Adam([coefficients], lr=self.lr)
         generator = torch_generator(seed)
-        mean = float("nan")
+        steps = self.epochs * math.ceil(len(objective) / self.batch_size)
+        losses: list[float] = []
         for _ in range(self.epochs):
-            total = 0.0
             for examples in mini_batches(len(objective), self.batch_size, generator):
+                if self.anneal:
+                    optimizer.param_groups[0]["lr"] = self.lr * (1 - len(losses) / steps)
                 loss, gradient = objective.loss_and_gradient(space.point(coefficients), examples)
                 coefficients.grad = space.project(gradient) + regularisation * (coefficients - start)
                 optimizer.step()
-                total += loss * len(examples)
-            mean = total / len(objective)
-        if not (math.isfinite(mean) and bool(coefficients.isfinite().all())):
-            raise FeddleError(
-                f"the coefficient search diverged (loss {mean}); lower method.search.lr (now {self.lr:g})"
-            )
-        return Found(coefficients, mean)
+                losses.append(loss)
+        return _checked(
+            coefficients, fmean(losses[-steps // self.epochs :]), f"lower method.search.lr (now {self.lr:g})"
+        )
+
+
+@dataclass(frozen=True)
+class LbfgsSearch:
+    """L-BFGS with a line search over all of the server's data at once: the space is small and the loss smooth in it."""
+
+    iterations: int
+    batch_size: int = 250  # bounds the memory of a pass; the sum runs over all batches
+
+    def __call__(
+        self,
+        space: SearchSpace,
+        objective: Objective,
+        start: Tensor,
+        *,
+        regularisation: float,
+        seed: int,  # noqa: ARG002
+    ) -> Found:
+        """Search for `iterations` steps; each takes about one pass over the server's data."""
+        coefficients = start.clone()
+        losses: list[float] = []
+        optimizer = torch.optim.LBFGS(
+            [coefficients],
+            max_iter=self.iterations,
+            max_eval=self.iterations * 5 // 4 + 1,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure() -> float:
+            loss, gradient = full_pass(objective, space.point(coefficients), self.batch_size)
+            away = coefficients - start
+            coefficients.grad = space.project(gradient) + regularisation * away
+            losses.append(loss + regularisation / 2 * float(away @ away))
+            return losses[-1]
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        return _checked(coefficients, min(losses), "lower method.fallback.lr or training.lr")
+
+
+def full_pass(objective: Objective, point: Weights, batch_size: int) -> tuple[float, Tensor]:
+    """The mean loss over all of the server's data and its gradient (d,), summed in a fixed order."""
+    total, gradient = 0.0, torch.zeros_like(point.vector)
+    for first in range(0, len(objective), batch_size):
+        examples = torch.arange(first, min(first + batch_size, len(objective)))
+        share = len(examples) / len(objective)
+        loss, part = objective.loss_and_gradient(point, examples)
+        total += share * loss
+        gradient.add_(part, alpha=share)
+    return total, gradient
+
+
+def _checked(coefficients: Tensor, loss: float, remedy: str) -> Found:
+    if not (math.isfinite(loss) and bool(coefficients.isfinite().all())):
+        raise FeddleError(f"the coefficient search diverged (loss {loss}); {remedy}")
+    return Found(coefficients, loss)
 
 
 def mini_batches(count: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:

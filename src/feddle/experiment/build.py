@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
-from feddle.core.search import PaperSearch, Search
+from feddle.core.search import LbfgsSearch, PaperSearch, Search
 from feddle.core.seeds import seed_for
 from feddle.experiment import config as cfg
 from feddle.learning import datasets
@@ -129,12 +129,20 @@ def _build_feddle(method: cfg.Feddle, plan: cfg.Plan, federation: Federation, la
     )
 
 
-def build_search(search: cfg.Search) -> Search:
+def build_search(search: cfg.AnySearch) -> Search:
     """The search that a config names."""
-    return PaperSearch(search.lr, search.epochs, search.batch_size)
+    match search:
+        case cfg.PaperSearch():
+            return PaperSearch(search.lr, search.epochs, search.batch_size)
+        case cfg.AnnealedSearch():
+            return PaperSearch(search.lr, search.epochs, search.batch_size, anneal=True)
+        case cfg.LbfgsSearch():
+            return LbfgsSearch(search.iterations)
+        case _:
+            assert_never(search)
 
 
-def build_fallback(fallback: cfg.Fallback) -> Fallback:
+def build_fallback(fallback: cfg.AnyFallback) -> Fallback:
     """The fallback that a config names."""
     match fallback:
         case cfg.FedBuffFallback():

@@ -8,8 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Staleness = Annotated[Literal["sqrt", "constant"], Field(description="s(τ): 1/√(1+τ), or 1")]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Staleness = Annotated[Literal["sqrt", "constant"], Field(description="s(τ): `sqrt` is 1/√(1+τ), `constant` is 1")]
 
 
 class Strict(BaseModel):
@@ -76,7 +76,9 @@ Partition = Annotated[AnyPartition, Discriminator("name"), choice("dirichlet")]
 class ServerData(Strict):
     """What the server holds."""
 
-    samples: int = Field(1000, ge=0, description="images taken from the test set; the rest measures accuracy")
+    samples: int = Field(
+        1000, ge=0, strict=True, description="images taken from the test set; the rest measures accuracy"
+    )
 
 
 class Data(Strict):
@@ -84,7 +86,7 @@ class Data(Strict):
 
     name: str = Field("fashion-mnist", description="see `feddle data list`")
     folder: str | None = Field(None, description="where the official files are, if not to be fetched")
-    image_size: int = Field(32, ge=8, description="images are resized to this, bilinear")
+    image_size: int = Field(32, ge=8, strict=True, description="images are resized to this, bilinear")
     channels: Literal[1, 3] = Field(3, description="3: grey images are repeated, so that one model takes any set")
     partition: Partition = Dirichlet()
     label_noise: Share = Field(0.0, description="share of the training labels replaced by another class")
@@ -95,18 +97,18 @@ class Cnn(Strict):
     """The paper's CNN: three convolutions, two linear layers."""
 
     name: Literal["cnn"] = "cnn"
-    channels: Annotated[tuple[Count, ...], Field(min_length=1)] = (32, 64, 64)
-    hidden: Count = 512
-    padding: bool = True
-    pools: int = Field(3, ge=0, description="2×2 pooling follows this many of the convolutions")
+    channels: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((32, 64, 64), description="of the convolutions")
+    hidden: Count = Field(512, description="width of the first linear layer")
+    padding: bool = Field(True, description="whether convolutions keep the image's size")
+    pools: int = Field(3, ge=0, strict=True, description="2×2 pooling follows this many of the convolutions")
 
 
 class Training(Strict):
     """What a client does with a job."""
 
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: Positive = 1e-3
-    epochs: Count = 5
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="`adam` or `sgd`, fresh for each job")
+    lr: Positive = Field(1e-3, description="learning rate")
+    epochs: Count = Field(5, description="passes over the client's data")
     batch_size: Count = 32
     weight_decay: NonNegative = 0.0
 
@@ -114,8 +116,10 @@ class Training(Strict):
 class Delays(Strict):
     """Half-normal delays, in rounds."""
 
-    sigma: NonNegative = 5.0
-    per: Literal["client", "job"] = Field("client", description="client: slow clients stay slow")
+    sigma: NonNegative = Field(5.0, description="σ of ⌊|Normal(0, σ)|⌋; 0: every update is back in its own round")
+    per: Literal["client", "job"] = Field(
+        "client", description="`client`: slow clients stay slow; `job`: drawn anew each time"
+    )
 
 
 class Evaluation(Strict):
@@ -128,15 +132,17 @@ class FedAvg(Strict):
     """Average what is back in time, weighted by examples."""
 
     name: Literal["fedavg"] = "fedavg"
-    late: Literal["discard", "average_models", "add_deltas"] = "discard"
+    late: Literal["discard", "average_models", "add_deltas"] = Field(
+        "discard", description="what becomes of late updates: `discard`, `average_models` or `add_deltas`"
+    )
 
 
 class FedBuff(Strict):
     """Collect a buffer of updates and add their mean, stale ones weighted down."""
 
     name: Literal["fedbuff"] = "fedbuff"
-    buffer_size: Count = 10
-    lr: Positive = 1.0
+    buffer_size: Count = Field(10, description="B, the updates that make a step")
+    lr: Positive = Field(1.0, description="η, the server's learning rate")
     staleness: Staleness = "sqrt"
 
 
@@ -144,7 +150,7 @@ class FedBuffFallback(Strict):
     """FedBuff's step with the arrivals as its buffer."""
 
     name: Literal["fedbuff"] = "fedbuff"
-    lr: Positive = 1.0
+    lr: Positive = Field(1.0, description="η")
     staleness: Staleness = "sqrt"
 
 
@@ -158,8 +164,8 @@ class FedAsyncFallback(Strict):
     """Mixing one arrival after the other."""
 
     name: Literal["fedasync"] = "fedasync"
-    alpha: Annotated[float, Field(gt=0, le=1)] = 0.4
-    exponent: NonNegative = 0.5
+    alpha: Annotated[float, Field(gt=0, le=1)] = Field(0.4, description="α of the mixing weight α(1+τ)^(−a)")
+    exponent: NonNegative = Field(0.5, description="a of the mixing weight")
 
 
 class NoFallback(Strict):
@@ -172,14 +178,33 @@ class PaperSearch(Strict):
     """Adam over mini-batches of the server's data."""
 
     name: Literal["paper"] = "paper"
-    lr: Positive = 1e-3
-    epochs: Count = 10
+    lr: Positive = Field(1e-3, description="learning rate of the coefficients")
+    epochs: Count = Field(1, description="passes over the server's data each round")
     batch_size: Count = 32
 
 
 AnyFallback = FedBuffFallback | FedAvgFallback | FedAsyncFallback | NoFallback
 Fallback = Annotated[AnyFallback, Discriminator("name"), choice("fedbuff")]
-Search = Annotated[PaperSearch, choice("paper")]
+
+
+class AnnealedSearch(Strict):
+    """Adam over mini-batches with a learning rate that falls to zero over the search."""
+
+    name: Literal["annealed"] = "annealed"
+    lr: Positive = Field(1e-2, description="learning rate of the coefficients at the start")
+    epochs: Count = Field(1, description="passes over the server's data each round")
+    batch_size: Count = 32
+
+
+class LbfgsSearch(Strict):
+    """L-BFGS with a line search over all of the server's data at once."""
+
+    name: Literal["lbfgs"] = "lbfgs"
+    iterations: Count = Field(5, description="steps each round, of about one pass over the server's data each")
+
+
+AnySearch = PaperSearch | AnnealedSearch | LbfgsSearch
+Search = Annotated[AnySearch, Discriminator("name"), choice("paper")]
 
 
 class Feddle(Strict):
@@ -187,7 +212,9 @@ class Feddle(Strict):
 
     name: Literal["feddle"] = "feddle"
     atlas_size: Count | None = Field(None, description="M, the anchors at most; by default 2 × clients.per_round")
-    eviction: Literal["importance", "fifo"] = "importance"
+    eviction: Literal["importance", "fifo"] = Field(
+        "importance", description="which anchor a full atlas gives up: `importance` the smallest |ĉ|, `fifo` the oldest"
+    )
     normalise: bool = Field(True, description="scale the anchors to their median norm")
     fallback: Fallback = FedBuffFallback()
     regularisation: NonNegative = Field(0.0, description="λ, which holds the search near the fallback")
@@ -201,11 +228,11 @@ Method = Annotated[AnyMethod, Discriminator("name"), choice("feddle")]
 class Plan(Strict):
     """Everything about a run but its model and data."""
 
-    seed: int = Field(0, ge=0, description="sets initial weights, sampling, delays and partition")
-    rounds: Count = 200
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
-        "auto", description="processes that train ahead; 0: none but this one; the result is the same bits"
+    seed: int = Field(0, ge=0, strict=True, description="sets initial weights, sampling, delays and partition")
+    rounds: Count = Field(200, description="K")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="`auto`, `cpu`, `cuda` or `mps`")
+    workers: int | None = Field(
+        None, ge=0, strict=True, description="processes that train ahead, by default one a core; 0: none but this one"
     )
     clients: Clients = Clients()
     training: Training = Training()

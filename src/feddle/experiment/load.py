@@ -85,7 +85,7 @@ def _keys(loc: tuple[int | str, ...], tree: Any) -> list[str]:
     """The keys as the user wrote them: pydantic also names the chosen member of a union, which is no key."""
     keys = []
     for step in loc:
-        if isinstance(tree, dict) and step not in tree and step == tree.get("name"):
+        if isinstance(tree, dict) and step not in tree:
             continue
         keys.append(str(step))
         tree = tree.get(step) if isinstance(tree, dict) else None

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -150,10 +150,10 @@ def build_trainer(
     return WorkerPool(work, model, workers, horizon=plan.rounds, ahead=ahead)
 
 
-def resolve_workers(workers: int | Literal["auto"], device: str) -> int:
+def resolve_workers(workers: int | None, device: str) -> int:
     """How many worker processes to use: by default one a core; they need Linux's fork and the CPU."""
     possible = sys.platform == "linux" and device == "cpu"
-    if workers == "auto":
+    if workers is None:
         return len(os.sched_getaffinity(0)) if possible and sys.platform == "linux" else 0
     if workers and not possible:
         raise FeddleError(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -79,8 +79,8 @@ class Simulation:
 
     def _sample(self, now: int) -> list[int]:
         order = numpy_generator(seed_for(self.seed, "sample", now)).permutation(self.eligible)
-        idle = (client for client in order.tolist() if client not in self._busy)
-        return list(islice(idle, self.per_round))
+        enough = order[: self.per_round + len(self._busy)].tolist()  # that many hold per_round idle ones
+        return [client for client in enough if client not in self._busy][: self.per_round]
 
     def _dispatch(self, client: int, now: int) -> Job:
         job = self.server.dispatch(client)

@@ -208,7 +208,7 @@ def test_numbers_are_shown_as_people_say_them() -> None:
     ("accuracies", "head", "said"),
     [
         ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "ahead of r1 at 75.0%; r2 comes last at 70.0%."),
-        ([0.81, 0.80], "r0 leads by 1.0 points", "r0 ends at 81.0%, 1.0 percentage point ahead of r1"),
+        ([0.81, 0.80], "r0 leads by 1.0 points", "r0 reaches 81.0%, 1.0 percentage point ahead of r1"),
         ([0.5, 0.50001], "r1 and r0 are level", "r1 and r0 end level at 50.0%."),
         ([0.1, 0.1, 0.1], "All 3 runs are level", "r0, r1 and r2 end level at 10.0%."),
         ([0.5, None], "r0 reaches 50.0%", "No evaluation yet: r1."),

@@ -101,7 +101,7 @@ def _lead(known: Sequence[Summary]) -> str:
         sentence = f"{_list(level)} end level at {percent(first.accuracy)}"
     else:
         sentence = (
-            f"{first.record.label} ends at {percent(first.accuracy)}, {_points(gap)} ahead of"
+            f"{first.record.label} reaches {percent(first.accuracy)}, {_points(gap)} ahead of"
             f" {second.record.label} at {percent(second.accuracy)}"
         )
     if len(known) > 2 and _gap(second, last) > 0:

@@ -13,7 +13,7 @@ from feddle.core.atlas import Atlas, Eviction
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights, find_head
 from feddle.core.messages import Job
-from feddle.core.search import PaperSearch, SearchSpace, mini_batches
+from feddle.core.search import LbfgsSearch, PaperSearch, SearchSpace, full_pass, mini_batches
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.core.staleness import polynomial, staleness_weight
 from feddle.learning.examples import Examples
@@ -221,6 +221,41 @@ def test_the_search_finds_negative_coefficients_and_regularisation_holds_it_back
     # (c − 1) + λ(c − ½) = 0 with λ = 1: c₁ = ¾; (c + 1) + (c − ½) = 0: c₂ = −¼
     held = search(space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=1.0, seed=0)
     assert torch.allclose(held.coefficients, torch.tensor([0.75, -0.25]), atol=1e-3)
+
+
+def test_annealing_shrinks_the_steps_to_nothing() -> None:
+    # batches of 2 of 4 examples: two steps, at the whole rate and at half of it. The gradient of ½(w − 10)² is −10 and
+    # then −9.9, so Adam's steps are nearly lr·sign: 0.1·1 + 0.1·½ = 0.15
+    space = SearchSpace(weights(0.0), torch.ones(1, 1), torch.ones(1))
+    found = PaperSearch(lr=0.1, epochs=1, batch_size=2, anneal=True)(
+        space, Quadratic(10.0), torch.zeros(1), regularisation=0.0, seed=0
+    )
+    assert found.coefficients.item() == pytest.approx(0.15, abs=1e-3)
+    assert found.loss == pytest.approx((50 + 9.9**2 / 2) / 2, rel=1e-4)
+
+
+def test_lbfgs_lands_on_the_minimum_of_a_quadratic() -> None:
+    # the same problem as above: c = (1, −1) without λ, (¾, −¼) with λ = 1 around (½, ½)
+    space = SearchSpace(weights(0.0, 0.0, 0.0), torch.eye(3)[:2], torch.ones(2))
+    for regularisation, expected in ((0.0, (1.0, -1.0)), (1.0, (0.75, -0.25))):
+        found = LbfgsSearch(iterations=8, batch_size=3)(
+            space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=regularisation, seed=0
+        )
+        assert torch.allclose(found.coefficients, torch.tensor(expected), atol=1e-4)
+
+
+def test_a_full_pass_weighs_every_example_the_same() -> None:
+    class Numbered(Quadratic):
+        """Example i has loss i·w."""
+
+        def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
+            mean = examples.float().mean()
+            return float(mean * point.vector), mean.view(1)
+
+    # (0 + 1 + 2 + 3 + 4)/5 = 2, though the batches of 2, 2 and 1 have means ½, 2½ and 4
+    loss, gradient = full_pass(Numbered(0.0, examples=5), weights(3.0), batch_size=2)
+    assert loss == pytest.approx(6.0)
+    assert gradient.item() == pytest.approx(2.0)
 
 
 def test_a_search_that_diverges_names_the_remedy() -> None:

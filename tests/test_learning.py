@@ -15,6 +15,7 @@ from feddle.learning import datasets
 from feddle.learning.examples import FromDataset, Images, Selection, as_examples, resize
 from feddle.learning.models import CNN
 from feddle.learning.partition import add_label_noise, by_owner, dirichlet, even, server_split
+from feddle.learning.resnet import ResNet18
 from feddle.learning.training import Recipe, evaluate, train, train_client
 
 
@@ -198,3 +199,13 @@ def test_center_lands_where_the_calibration_says() -> None:
     train(model, Selection(held_out, server), Recipe(lr=1e-3, epochs=30, batch_size=32), seed=0)
     accuracy = evaluate(model, Selection(held_out, rest)).accuracy
     assert 0.805 < accuracy < 0.845
+
+
+def test_resnet18_has_the_official_keys_and_size() -> None:
+    model = ResNet18(1000)
+    keys = model.state_dict().keys()
+    assert sum(p.numel() for p in model.parameters()) == 11_689_512
+    assert {"conv1.weight", "layer2.0.downsample.1.running_var", "layer4.1.bn2.num_batches_tracked", "fc.bias"} <= keys
+    assert len(keys) == 122
+    assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+    assert Layout.of(model).head == slice(11_689_512 - 513_000, 11_689_512)

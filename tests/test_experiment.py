@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -9,21 +10,33 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import feddle
 from feddle.cli.main import app
 from feddle.core.errors import FeddleError
+from feddle.core.search import LbfgsSearch, PaperSearch
 from feddle.experiment import config as cfg
+from feddle.experiment.build import build_federation
 from feddle.experiment.folder import run_config
 from feddle.experiment.load import load_config, parse_config
 from feddle.experiment.reference import reference
+from feddle.experiment.run import Run
+from feddle.learning.training import Recipe
+from feddle.runtimes.simulation import Delays
+from feddle.runtimes.trainers import InlineTrainer
+from feddle.runtimes.workers import WorkerPool
+from feddle.strategies.fallback import FedAsyncFallback
+from feddle.strategies.fedavg import FedAvg
+from feddle.strategies.fedbuff import FedBuff
+from feddle.strategies.feddle import Feddle
 
 TINY: dict[str, Any] = {
     "rounds": 4,
@@ -85,6 +98,14 @@ def test_the_configs_in_the_repo_are_valid(path: Path) -> None:
 
 
 BAD: list[tuple[str, str]] = [
+    ("seed=2001-99-99", "the value of seed is not valid YAML: month must be in 1..12"),
+    ("seed={a: 1, a: 2}", "the key 'a' is given twice"),
+    ("delays.sigma=1e308", "delays.sigma: input should be less than or equal to 1000000"),
+    ("training.lr=true", "training.lr: expected a number, got True"),
+    ("model={channels: [4, 4, 4, 4, 4, 4], pools: 6}", "lower model.pools"),
+    ("method.atlas_size=100000000", "lower method.atlas_size"),
+    ("data={name: digits, folder: ~nobody-of-that-name/x}", "names a home that does not exist"),
+    ("data={name: digits, folder: /no/such/folder}", "there is no folder /no/such/folder"),
     ("method.atlas_sise=3", "method: unknown key 'atlas_sise'; did you mean 'atlas_size'?"),
     ("round=3", "unknown key 'round'; did you mean 'rounds'?"),
     ("zzz=3", "unknown key 'zzz'; known are seed, rounds"),
@@ -213,10 +234,126 @@ def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path, method: str) 
         assert len({(tmp_path / str(workers) / name).read_bytes() for workers in (0, 1, 3)}) == 1
 
 
-def test_methods_share_clients_delays_and_start() -> None:
-    from feddle.experiment.build import build_federation
-    from feddle.experiment.run import Run
+class Dropout(nn.Module):
+    """Draws from torch's global generator; its data set below from NumPy's and Python's."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 2))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.layers(points)
+        return logits
+
+
+class Jittered(Dataset[Any]):
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([random.random(), np.random.rand()]), index % 2  # noqa: NPY002, S311
+
+
+def test_dropout_and_augmentation_give_the_same_bits_with_any_number_of_workers() -> None:
+    vectors = []
+    for workers in (0, 1, 3):
+        torch.manual_seed(0)
+        run = feddle.simulate(
+            Dropout(), [Jittered() for _ in range(6)], per_round=3, rounds=4, method="fedbuff", workers=workers
+        )
+        vectors.append(run.server.model.vector)
+    assert torch.equal(vectors[0], vectors[1])
+    assert torch.equal(vectors[0], vectors[2])
+
+
+def test_training_leaves_the_global_generators_alone() -> None:
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    expected = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002, S311
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    torch.manual_seed(1)
+    model = Dropout()
+    torch.manual_seed(1)
+    feddle.simulate(model, [Jittered()], per_round=1, rounds=2, method="fedavg", delays={"sigma": 0}, workers=0)
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected  # noqa: NPY002, S311
+
+
+def test_every_option_reaches_what_it_is_for() -> None:
+    def parts(tree: dict[str, Any]) -> Run:
+        config = tiny(**tree)
+        return Run(config, build_federation(config))
+
+    built = parts(
+        {
+            "method": {
+                "name": "feddle",
+                "atlas_size": 7,
+                "eviction": "fifo",
+                "normalise": False,
+                "regularisation": 0.25,
+                "fallback": {"name": "fedasync", "alpha": 0.9, "exponent": 0.1},
+                "search": {"name": "paper", "lr": 0.5, "epochs": 3, "batch_size": 9},
+            },
+            "training": {"optimizer": "sgd", "lr": 0.25, "epochs": 4, "batch_size": 6, "weight_decay": 0.125},
+            "delays": {"sigma": 3.0, "per": "job"},
+            "data": {**TINY["data"], "label_noise": 0.5},
+            "workers": 0,
+        }
+    )
+    strategy = built.server.strategy
+    assert isinstance(strategy, Feddle)
+    assert (strategy.atlas.capacity, strategy.atlas.eviction) == (7, "fifo")
+    assert (strategy.normalise, strategy.regularisation) == (False, 0.25)
+    assert strategy.fallback == FedAsyncFallback(alpha=0.9, exponent=0.1)
+    assert strategy.search == PaperSearch(lr=0.5, epochs=3, batch_size=9)
+    assert isinstance(built.trainer, InlineTrainer)
+    assert built.trainer.work.recipe == Recipe("sgd", 0.25, 4, 6, 0.125)
+    assert built.simulation.delays == Delays(3.0, "job", 0)
+    clean = parts({})
+    assert isinstance(clean.trainer, WorkerPool)
+    labels = [torch.cat([e.take(torch.arange(len(e)))[1] for e in r.federation.clients]) for r in (built, clean)]
+    assert int((labels[0] != labels[1]).sum()) == 719  # half of 1438
+    fedbuff = parts(
+        {"method": {"name": "fedbuff", "buffer_size": 3, "lr": 0.5, "staleness": "constant"}}
+    ).server.strategy
+    assert isinstance(fedbuff, FedBuff)
+    assert (fedbuff.buffer_size, fedbuff.lr, fedbuff.staleness) == (3, 0.5, "constant")
+    fedavg = parts({"method": {"name": "fedavg", "late": "average_models"}}).server.strategy
+    assert isinstance(fedavg, FedAvg)
+    assert fedavg.late == "average_models"
+    searches = {"annealed": PaperSearch(0.01, 1, 32, anneal=True), "lbfgs": LbfgsSearch(5)}
+    for name, search in searches.items():
+        other = parts({"method": {"search": name}}).server.strategy
+        assert isinstance(other, Feddle)
+        assert other.search == search
+
+
+def test_the_papers_rule_is_the_best_of_the_last_five_evaluations() -> None:
+    run = Run(tiny(workers=0), build_federation(tiny()))
+    run.history = [{"accuracy": a, "bytes_up": 0, "bytes_down": 0} for a in (0.9, 0.1, 0.3, 0.5, 0.2, 0.4)]
+    assert (run.result["accuracy"], run.result["last_accuracy"]) == (0.5, 0.4)
+
+
+def test_a_run_goes_once(tmp_path: Path) -> None:
+    run = run_config(tiny(rounds=1), tmp_path / "run", quiet=True)
+    with pytest.raises(FeddleError, match="make a new Run"):
+        run.go()
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_result(tiny_file: Path) -> None:
+    # the model does not fit in 2 KB, the result does: as if the disk had filled up at the end
+    out = tiny_file.parent / "run"
+    feddle_here = f"{sys.executable} -c 'from feddle.cli.main import main; main()'"
+    command = f"ulimit -f 2; {feddle_here} run {tiny_file} -q -o rounds=1 -o method=fedavg --out {out}"
+    full = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
+    assert (full.returncode, full.stderr.count("\n")) == (2, 1), full.stderr
+    assert f"cannot write to {out}: File too large" in full.stderr
+    assert json.loads((out / "result.json").read_text())["finished"]
+
+
+def test_methods_share_clients_delays_and_start() -> None:
     runs = [Run(tiny(method=m), build_federation(tiny(method=m))) for m in ("feddle", "fedbuff", "fedavg")]
     assert all(torch.equal(r.server.model.vector, runs[0].server.model.vector) for r in runs)
     for run in runs:
@@ -316,7 +453,7 @@ def test_the_library_speaks_of_mistakes_in_one_line() -> None:
         feddle.simulate(Net(), [cloud(5, 0)], per_round=1, ronds=3)
     with pytest.raises(FeddleError, match="per_round is 10, but there are only 1 clients"):
         feddle.simulate(Net(), [cloud(5, 0)])
-    with pytest.raises(FeddleError, match="expected a torch Dataset"):
+    with pytest.raises(FeddleError, match="expected a map-style torch Dataset"):
         feddle.simulate(Net(), [[1, 2]], per_round=1)  # type: ignore[list-item]
     assert not hasattr(feddle, "nothing")
 
@@ -336,6 +473,22 @@ def test_compare_runs_each_method_and_writes_a_page(tiny_file: Path) -> None:
     saved = load_config(out / "feddle" / "config.yaml").method
     assert isinstance(saved, cfg.Feddle)
     assert saved.search == cfg.PaperSearch(epochs=1), "the file's own method keeps its options"
+
+
+def test_compare_checks_before_it_trains(tiny_file: Path) -> None:
+    out = tiny_file.parent / "all"
+    (out / "fedavg").mkdir(parents=True)
+    (out / "fedavg" / "config.yaml").touch()
+    held = feddle_command("compare", str(tiny_file), "--out", str(out))
+    assert (held.returncode, held.stderr.count("\n")) == (2, 1)
+    assert "already holds a run" in held.stderr
+    assert not (out / "feddle").exists()
+    none = feddle_command("compare", str(tiny_file), "--methods", " , ")
+    assert (none.returncode, none.stderr.count("\n")) == (2, 1)
+    twice = feddle_command(
+        "compare", str(tiny_file), "--methods", "fedavg,fedavg", "--out", str(out / "twice"), "-o", "rounds=1"
+    )
+    assert twice.returncode == 0, twice.stderr
 
 
 def test_run_names_a_new_folder_each_time(tiny_file: Path) -> None:

@@ -48,7 +48,7 @@ def make_run(
     (folder / "config.yaml").write_text(yaml.safe_dump(settings | (config or {})))
     lines = []
     for at, accuracy in enumerate(accuracies, 1):
-        entry: dict[str, Any] = {"round": at, "bytes_up": 1_000_000, "bytes_down": 2_000_000}
+        entry: dict[str, Any] = {"round": at, "bytes_up": 1_000_000 * at, "bytes_down": 2_000_000 * at}
         if accuracy is not None:
             entry["accuracy"] = accuracy
         if coefficients:

@@ -53,6 +53,7 @@ def test_jobs_of_a_client_are_numbered() -> None:
         ((1.0, 2.0), 1, "wrong length"),
         ((1.0, float("nan"), 0.0), 1, "not finite"),
         ((1.0, float("inf"), 0.0), 1, "not finite"),
+        ((1e30, 0.0, 0.0), 1, "not finite"),  # its norm overflows
         ((1.0, 0.0, 0.0), 0, "no examples"),
         ((1.0, 0.0, 0.0), -3, "no examples"),
     ],

@@ -130,6 +130,38 @@ def test_feddle_more_arrivals_than_anchors() -> None:
     assert close(merged.vector, 1.0, 8.0, 3.0)
 
 
+def test_feddle_keeps_the_anchors_that_its_search_used_most() -> None:
+    # the server wants w = 0 from (4, 0, 0): the first anchor does it, the second does nothing, so the second goes
+    strategy = feddle(NoFallback(), lr=0.5, capacity=2)
+    model = strategy.merge(
+        weights(4.0, 0.0, 0.0), [arrival(-1.0, 0.0, 0.0, client=1), arrival(0.0, 0.0, 1.0, client=2)]
+    )
+    strategy.merge(model, [arrival(0.0, 1.0, 0.0, client=3)])
+    assert [job.client for job in strategy.atlas.origins()] == [1, 3]
+
+
+def test_feddle_orders_its_mini_batches_anew_each_round() -> None:
+    seen: list[list[int]] = []
+
+    class Watching(Quadratic):
+        def loss_and_gradient(self, point: Weights, examples: torch.Tensor) -> tuple[float, torch.Tensor]:
+            seen.append(examples.tolist())
+            return super().loss_and_gradient(point, examples)
+
+    strategy = Feddle(Watching(0.0, 0.0, 0.0, examples=50), Atlas(4, 3), PaperSearch(0.1, 1, 50), NoFallback(), seed=3)
+    for _ in range(2):
+        strategy.merge(MODEL, [arrival(1.0, 0.0, 0.0)])
+    assert seen[0] != seen[1]
+    assert sorted(seen[0]) == sorted(seen[1])
+
+
+def test_feddle_takes_no_direction_from_a_norm_that_underflows() -> None:
+    strategy = feddle(lr=0.1)
+    merged = strategy.merge(MODEL, [arrival(1e-30, 0.0, 0.0), arrival(4.0, 0.0, 0.0)])
+    assert len(strategy.atlas) == 1
+    assert bool(merged.vector.isfinite().all())
+
+
 def test_feddle_without_a_new_anchor_does_not_search() -> None:
     strategy = feddle(lr=0.1)
     moved = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0)])

@@ -70,7 +70,7 @@ def test_jobs_are_trained_in_order_of_arrival_time(tmp_path: Path) -> None:
             trainer.submit(Job(client, 0, 0), START, due)
         until(log.exists)
         gate.touch()
-        trainer.result(Job(3, 0, 0))
+        until(lambda: len(log.read_text().split()) == 5)
     # client 0 was taken at once, being the only one; then by time, ties in order of dispatch
     assert log.read_text().split() == ["0", "2", "4", "1", "3"]
 
@@ -136,6 +136,41 @@ def test_every_idle_worker_killed() -> None:
             os.kill(worker.process.pid, signal.SIGKILL)
         trainer.submit(Job(1, 0, 0), START, due=0)
         assert torch.equal(trainer.result(Job(1, 0, 0)).delta, double(Job(1, 0, 0), START).delta)
+
+
+def test_jobs_that_fail_while_no_room_is_left_are_still_done(tmp_path: Path) -> None:
+    def work(job: Job, start: Weights) -> Update:
+        failed = tmp_path / str(job.client)
+        if job.client and not failed.exists():
+            failed.touch()
+            raise OSError("once")
+        return double(job, start)
+
+    with pool(work, workers=1, ahead=1) as trainer:
+        for client in range(4):
+            trainer.submit(Job(client, 0, 0), START, due=3)
+        until(lambda: trainer._tasks[Job(0, 0, 0)].outcome is not None)
+        for client in (3, 2, 1, 0):
+            assert trainer.result(Job(client, 0, 0)).job.client == client
+
+
+def test_a_failure_of_the_listener_is_told_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(WorkerPool, "_hear", broken)
+    with pool(double) as trainer:
+        trainer.submit(Job(1, 0, 0), START, due=0)
+        with pytest.raises(RuntimeError, match="listens to the workers failed"):
+            trainer.result(Job(1, 0, 0))
+
+
+def test_workers_that_die_before_they_begin_are_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddle.runtimes.workers._train", lambda *_: os._exit(1))
+    with pool(double, workers=1) as trainer:
+        trainer.submit(Job(1, 0, 0), START, due=0)
+        with pytest.raises(FeddleError, match=r"client 1 .* failed 10 times: its worker process died"):
+            trainer.result(Job(1, 0, 0))
 
 
 def test_a_job_that_fails_twice_ends_the_run_with_client_and_cause(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Job, Update
 from feddle.strategies.strategy import Strategy
@@ -58,7 +60,7 @@ class Server:
         if reason := self._fault(update):
             self.refused[reason] += 1
             return False
-        self.zero_updates += not bool(update.delta.any())
+        self.zero_updates += not torch.linalg.vector_norm(update.delta)
         self._arrivals.append(Arrival(update, self.version - update.job.version, start))
         return True
 
@@ -80,8 +82,8 @@ class Server:
     def _fault(self, update: Update) -> str | None:
         if update.delta.shape != self.model.vector.shape or update.buffers.shape != self.model.buffers.shape:
             return "wrong length"
-        if not (bool(update.delta.isfinite().all()) and bool(update.buffers.isfinite().all())):
-            return "not finite"
+        if not (bool(torch.linalg.vector_norm(update.delta).isfinite()) and bool(update.buffers.isfinite().all())):
+            return "not finite"  # its norm must be finite too
         if update.num_examples <= 0:
             return "no examples"
         return None

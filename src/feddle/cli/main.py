@@ -1,6 +1,7 @@
 """`feddle`: run, compare, and look at federations."""
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -72,7 +73,9 @@ def compare(
     """
     overrides = _with_seed(overrides, seed)
     own = load_config(config, overrides)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    if not names:
+        raise FeddleError("--methods names no method; `feddle methods` lists them")
     configs = [own if n == own.method.name else load_config(config, [*overrides, f"method={n}"]) for n in names]
     out = out or _new_folder(config.stem)
     _run_all(configs, [out / name for name in names], quiet=quiet, page=out / "report.html")
@@ -91,15 +94,20 @@ def _new_folder(name: str) -> Path:
 
 def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: bool, page: Path | None = None) -> None:
     """Run configs one after the other, then show what came of them."""
-    from feddle.experiment.folder import run_config
+    from feddle.experiment.folder import check_free, run_config
+    from feddle.learning.datasets import fetch
 
+    for folder in folders:
+        check_free(folder)
+    data = configs[0].data  # fetched before the display starts, since a download shows progress of its own
+    fetch(data.name, folder=None if data.folder is None else Path(data.folder), quiet=quiet)
     with RunDisplay(configs[0].rounds, quiet=quiet) as display:
         for config, folder in zip(configs, folders, strict=True):
             display.begin(config.method.name)
             try:
                 run_config(config, folder, display.show, quiet=quiet)
             except KeyboardInterrupt:
-                _stop(f"interrupted; what was done is in {folder}", code=130)
+                _stop(f"interrupted; what was done is in {folder}" if folder.exists() else "interrupted", code=130)
     _show(folders, page or folders[0] / "report.html")
 
 
@@ -174,15 +182,34 @@ def _stop(text: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
+def _explain(error: Exception) -> str:
+    match error:
+        case click.ClickException():
+            return error.format_message()
+        case OSError(strerror=reason, filename=name) if reason:
+            return f"{reason}: {name}" if name else reason
+        case MemoryError():
+            return f"out of memory: {error}" if str(error) else "out of memory; make the model or the atlas smaller"
+        case _:
+            return str(error)
+
+
 def main() -> None:
     """The console command: an error that the user can mend is one line and exit code 2."""
     debug = "--debug" in sys.argv
     try:
         # a group's option must come first on the line; this one may stand anywhere
         app(args=[a for a in sys.argv[1:] if a != "--debug"], standalone_mode=False)
-    except (FeddleError, click.ClickException) as error:
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(2)
+    except BrokenPipeError:  # what read our output has gone: there is nobody left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (FeddleError, click.ClickException, OSError, MemoryError) as error:
         if debug:
             traceback.print_exc()
-        _stop(error.format_message() if isinstance(error, click.ClickException) else str(error))
+        _stop(_explain(error))
     except (KeyboardInterrupt, click.Abort):
         _stop("interrupted", code=130)

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 
 Eviction = Literal["importance", "fifo"]
@@ -23,7 +24,7 @@ class Atlas:
     ) -> None:
         self.capacity = capacity
         self.eviction = eviction
-        self._anchors = torch.zeros(capacity, dimension, device=device)
+        self._anchors = _matrix(capacity, dimension, device)
         self._norms = torch.zeros(capacity, device=device)
         self._scores = torch.full((capacity,), torch.nan, device=device)
         self._ages = torch.zeros(capacity, dtype=torch.int64)  # the count of inserts when the row was filled
@@ -91,3 +92,11 @@ class Atlas:
         self._ages[rows] = state["ages"]
         self._origins[rows] = state["origins"]
         self._inserted = int(state["inserted"])
+
+
+def _matrix(capacity: int, dimension: int, device: str) -> Tensor:
+    try:
+        return torch.zeros(capacity, dimension, device=device)
+    except RuntimeError as error:  # torch's word for no memory
+        size = f"{4 * capacity * dimension / 1e9:.1f} GB"
+        raise FeddleError(f"no memory for an atlas of {capacity} anchors ({size}); lower method.atlas_size") from error

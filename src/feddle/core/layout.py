@@ -53,6 +53,7 @@ class Layout:
     @classmethod
     def of(cls, model: nn.Module, head: str | None = None) -> "Layout":
         """The layout of `model`; `head` names its classifier module, by default the last linear layer."""
+        named = head is not None
         head = find_head(model) if head is None else head
         trainable: dict[str, Tensor] = {
             n: p for n, p in model.named_parameters() if p.requires_grad and p.is_floating_point()
@@ -60,7 +61,7 @@ class Layout:
         if not trainable:
             raise FeddleError("expected a model with trainable parameters, but every parameter is frozen")
         in_head = {n for n in trainable if head is not None and n.startswith(f"{head}.")}
-        if head is not None and not in_head:
+        if named and not in_head:
             raise FeddleError(f"the model has no trainable module named {head!r} to serve as its head")
         body = [n for n in trainable if n not in in_head]
         parameters = _slots({n: trainable[n] for n in [*body, *(n for n in trainable if n in in_head)]})
@@ -140,5 +141,5 @@ def _digest(model: nn.Module, trainable: dict[str, Tensor], moving: dict[str, Te
     for name, tensor in model.named_parameters():
         if name not in trainable:
             digest.update(f"|frozen {name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

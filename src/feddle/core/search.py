@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -82,7 +81,7 @@ class PaperSearch:
         coefficients = start.clone()
         optimizer = torch.optim.Adam([coefficients], lr=self.lr)
         generator = torch_generator(seed)
-        steps = self.epochs * math.ceil(len(objective) / self.batch_size)
+        steps = self.epochs * len(mini_batch_sizes(len(objective), self.batch_size))
         losses: list[float] = []
         for _ in range(self.epochs):
             for examples in mini_batches(len(objective), self.batch_size, generator):
@@ -92,9 +91,9 @@ class PaperSearch:
                 coefficients.grad = space.project(gradient) + regularisation * (coefficients - start)
                 optimizer.step()
                 losses.append(loss)
-        return _checked(
-            coefficients, fmean(losses[-steps // self.epochs :]), f"lower method.search.lr (now {self.lr:g})"
-        )
+        sizes = mini_batch_sizes(len(objective), self.batch_size)
+        mean = sum(n * loss for n, loss in zip(sizes, losses[-len(sizes) :], strict=True)) / len(objective)
+        return _checked(coefficients, mean, f"lower method.search.lr (now {self.lr:g})")
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class LbfgsSearch:
     ) -> Found:
         """Search for `iterations` steps; each takes about one pass over the server's data."""
         coefficients = start.clone()
-        losses: list[float] = []
+        tried: list[tuple[Tensor, float]] = []
         optimizer = torch.optim.LBFGS(
             [coefficients],
             max_iter=self.iterations,
@@ -127,11 +126,17 @@ class LbfgsSearch:
             loss, gradient = full_pass(objective, space.point(coefficients), self.batch_size)
             away = coefficients - start
             coefficients.grad = space.project(gradient) + regularisation * away
-            losses.append(loss + regularisation / 2 * float(away @ away))
-            return losses[-1]
+            tried.append((coefficients.clone(), loss))
+            return loss + regularisation / 2 * float(away @ away)
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
-        return _checked(coefficients, min(losses), "lower method.fallback.lr or training.lr")
+        loss = next((loss for at, loss in reversed(tried) if torch.equal(at, coefficients)), math.nan)
+        return _checked(coefficients, loss, "lower method.fallback.lr or training.lr")
+
+
+def mini_batch_sizes(count: int, batch_size: int) -> list[int]:
+    """The sizes of the batches of one pass."""
+    return [min(batch_size, count - first) for first in range(0, count, batch_size)]
 
 
 def full_pass(objective: Objective, point: Weights, batch_size: int) -> tuple[float, Tensor]:

@@ -1,6 +1,9 @@
 """Randomness derived from what it is for, never from a global generator."""
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -21,3 +24,18 @@ def torch_generator(seed: int) -> torch.Generator:
 def numpy_generator(seed: int) -> np.random.Generator:
     """NumPy's default generator, seeded."""
     return np.random.default_rng(seed)
+
+
+@contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """Seed the global generators for a while: dropout and users' augmentation draw from them whatever we do."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002

@@ -62,6 +62,8 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     server, test = server_split(len(images.test_labels), data.server.samples, seed_for(seed, "server split"))
     partition = build_partition(config, images.train_labels)
     labels = add_label_noise(images.train_labels, data.label_noise, images.num_classes, seed_for(seed, "label noise"))
+    if images.train_images.shape[1] not in (1, data.channels):
+        raise FeddleError(f"data.channels is {data.channels}, but the images of {data.name} have 3; set it to 3")
     train = Images(resize(images.train_images, data.image_size), labels, data.channels)
     held_out = Images(resize(images.test_images, data.image_size), images.test_labels, data.channels)
     return Federation(

@@ -5,10 +5,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, strict=True)]
+
+def _no_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"expected a number, got {value}")
+    return value
+
+
+# bounds are there to catch slips: an exponent too many ends in one line, not in an overflow hours later
+Positive = Annotated[float, BeforeValidator(_no_bool), Field(gt=0, le=1e100)]
+NonNegative = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=1e6)]
+Share = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 Staleness = Annotated[Literal["sqrt", "constant"], Field(description="s(τ): `sqrt` is 1/√(1+τ), `constant` is 1")]
 
 
@@ -60,7 +68,7 @@ class Dirichlet(Strict):
     """Each class is spread over the clients in Dirichlet(α) proportions."""
 
     name: Literal["dirichlet"] = "dirichlet"
-    alpha: Positive = Field(0.1, description="α: 0.1 is very uneven, 100 nearly even")
+    alpha: Annotated[Positive, Field(le=1e6)] = Field(0.1, description="α: 0.1 is very uneven, 100 nearly even")
 
 
 class Even(Strict):
@@ -87,7 +95,9 @@ class Data(Strict):
     name: str = Field("fashion-mnist", description="see `feddle data list`")
     folder: str | None = Field(None, description="where the official files are, if not to be fetched")
     image_size: int = Field(32, ge=8, strict=True, description="images are resized to this, bilinear")
-    channels: Literal[1, 3] = Field(3, description="3: grey images are repeated, so that one model takes any set")
+    channels: Annotated[Literal[1, 3], BeforeValidator(_no_bool)] = Field(
+        3, description="3: grey images are repeated, so that one model takes any set"
+    )
     partition: Partition = Dirichlet()
     label_noise: Share = Field(0.0, description="share of the training labels replaced by another class")
     server: ServerData = ServerData()
@@ -232,7 +242,11 @@ class Plan(Strict):
     rounds: Count = Field(200, description="K")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="`auto`, `cpu`, `cuda` or `mps`")
     workers: int | None = Field(
-        None, ge=0, strict=True, description="processes that train ahead, by default one a core; 0: none but this one"
+        None,
+        ge=0,
+        le=1024,
+        strict=True,
+        description="processes that train ahead, by default one a core; 0: none but this one",
     )
     clients: Clients = Clients()
     training: Training = Training()

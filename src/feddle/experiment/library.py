@@ -44,6 +44,9 @@ def simulate(
         checked = Plan.model_validate(tree)
     except ValidationError as error:
         raise FeddleError(f"simulate: {explain(error, dict(tree))}") from error
+    for name, data in (("server", server), ("test", test)):
+        if data is not None and not len(as_examples(data)):
+            raise FeddleError(f"simulate: the {name} data is empty; leave it out or give it examples")
     shares = [as_examples(client) for client in clients]
     federation = Federation(
         model,

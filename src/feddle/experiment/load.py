@@ -31,18 +31,42 @@ def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FeddleError(f"no config file {path}{_suggest(path)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise FeddleError(f"cannot read the config file {path}: {error}") from error
     except yaml.YAMLError as error:
-        where = f" at line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else ""
-        problem = getattr(error, "problem", None) or "not valid YAML"
-        raise FeddleError(f"{path} is not valid YAML{where}: {problem}") from error
+        raise FeddleError(f"{path} is not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(tree, dict | None):
         raise FeddleError(f"{path} must hold keys and values (rounds: 200), got {type(tree).__name__}")
     return tree or {}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that is given twice is an error: else the last would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) < len(node.value):
+            keys = [key.value for key, _ in node.value]
+            twice = next((k for i, k in enumerate(keys) if k in keys[:i]), keys[-1])
+            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} is given twice", problem_mark=node.start_mark)
+        return mapping
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text; whatever is wrong with it is a YAMLError."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+    except (ValueError, RecursionError, OverflowError) as error:  # a date that does not exist, a thousand brackets
+        raise yaml.YAMLError(str(error)) from error
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f" at line {mark.line + 1}" if mark else ""
+    return str(problem or str(error).splitlines()[0]) + where
 
 
 def _suggest(path: Path) -> str:
@@ -57,9 +81,9 @@ def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not all(key.split(".")):
         raise FeddleError(f"an override is KEY=VALUE, such as method.atlas_size=20, got {override!r}")
     try:
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise FeddleError(f"the value of {key} is not valid YAML: {text!r}") from error
+        raise FeddleError(f"the value of {key} is not valid YAML: {_yaml_problem(error)}") from error
     return _with(tree, key.split("."), value)
 
 

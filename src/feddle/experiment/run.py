@@ -50,7 +50,9 @@ class Run:
         self.simulation = start_simulation(plan, federation, self.server, self.trainer)
 
     def go(self, listener: Listener | None = None) -> None:
-        """Run every round; `listener` gets each line of history as it is made."""
+        """Run every round, once; `listener` gets each line of history as it is made."""
+        if self.history or self.seconds:
+            raise FeddleError("this run has been run; make a new Run to start again")
         began = time.perf_counter()
         try:
             with one_thread(), self.trainer:
@@ -99,13 +101,15 @@ class Run:
     def result(self) -> dict[str, Any]:
         """What is kept of the run; `accuracy` is the best of the last five evaluations, the paper's rule."""
         accuracies = [line["accuracy"] for line in self.history if "accuracy" in line]
-        shares = [line["negative_share"] for line in self.history if "negative_share" in line]
+        searched = [line for line in self.history if "negative_share" in line]
+        anchors = sum(len(line["coefficients"]) for line in searched)
+        negative = sum(line["negative_share"] * len(line["coefficients"]) for line in searched)
         last = self.history[-1] if self.history else {}
         return {
             "method": self.method,
             "accuracy": max(accuracies[-5:], default=None),
             "last_accuracy": accuracies[-1] if accuracies else None,
-            "negative_share": fmean(shares) if shares else None,
+            "negative_share": negative / anchors if anchors else None,
             "seconds": round(self.seconds, 3),
             "rounds": len(self.history),
             "finished": len(self.history) == self.plan.rounds,
@@ -125,7 +129,7 @@ def start_simulation(plan: Plan, federation: Federation, server: Server, trainer
     if len(eligible) < plan.clients.per_round:
         raise FeddleError(
             f"only {len(eligible)} of {len(federation.sizes)} clients have any data, but clients.per_round is "
-            f"{plan.clients.per_round}; raise data.partition.alpha or lower clients.per_round"
+            f"{plan.clients.per_round}; spread the data more evenly (data.partition) or lower clients.per_round"
         )
     return Simulation(
         server,

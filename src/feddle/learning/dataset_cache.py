@@ -104,7 +104,7 @@ def _write(spec: Spec, cache: Path, arrays: Arrays) -> None:
 
 def _gather(spec: Spec, cache: Path, folder: Path | None, teller: Teller) -> Arrays:
     """Try the sources in order, the user's folder first."""
-    named = Folder(folder.expanduser(), "the folder", spec.archive) if folder else None
+    named = Folder(folder, "the folder", spec.archive) if folder else None
     reasons = []
     for source in (named, *spec.sources) if named else spec.sources:
         try:

@@ -119,14 +119,14 @@ class Entry:
 def load(name: str, *, folder: Path | None = None, quiet: bool = False) -> ImageSet:
     """The data set of this name, fetched first if it is not cached; `folder` may hold its official files."""
     spec = _spec(name)
-    arrays = dataset_cache.obtain(spec, cache_folder(), folder, Teller(quiet=quiet))
+    arrays = dataset_cache.obtain(spec, cache_folder(), _existing(folder), Teller(quiet=quiet))
     return ImageSet(spec.name, *arrays, num_classes=spec.contents.num_classes)
 
 
 def fetch(name: str, *, folder: Path | None = None, quiet: bool = False) -> Path:
     """The cached file of this data set, fetched first if it is missing or broken."""
     spec = _spec(name)
-    dataset_cache.obtain(spec, cache_folder(), folder, Teller(quiet=quiet))
+    dataset_cache.obtain(spec, cache_folder(), _existing(folder), Teller(quiet=quiet))
     return dataset_cache.file_of(spec, cache_folder())
 
 
@@ -138,7 +138,7 @@ def catalogue() -> list[Entry]:
 def cache_folder() -> Path:
     """Where data sets are kept: $FEDDLE_DATA, or else the user's cache folder."""
     named = os.environ.get("FEDDLE_DATA")
-    return Path(named).expanduser() if named else Path(pooch.os_cache("feddle"))
+    return _expanded(Path(named)) if named else Path(pooch.os_cache("feddle"))
 
 
 def _entry(spec: Spec, cache: Path) -> Entry:
@@ -164,3 +164,19 @@ def _spec(name: str) -> Spec:
     near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
     question = f"did you mean {near[0]!r}? " if near else ""
     raise FeddleError(f"unknown data set {name!r}: {question}The names are {', '.join(NAMES)}")
+
+
+def _expanded(folder: Path) -> Path:
+    try:
+        return folder.expanduser()
+    except RuntimeError as error:
+        raise FeddleError(f"the folder {folder} names a home that does not exist; write its whole path") from error
+
+
+def _existing(folder: Path | None) -> Path | None:
+    """A folder that the user names must be there, even when the data is cached: else the slip would go unseen."""
+    if folder is None or _expanded(folder).is_dir():
+        return folder and _expanded(folder)
+    raise FeddleError(
+        f"there is no folder {folder} to read the data from; correct data.folder (--folder) or leave it out"
+    )

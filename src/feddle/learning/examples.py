@@ -73,11 +73,11 @@ class FromDataset:
 
 def as_examples(data: Examples | Dataset[Any]) -> Examples:
     """Wrap a torch dataset; leave what can already be taken in batches."""
-    if isinstance(data, Dataset):
+    if isinstance(data, Dataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return FromDataset(data)
     if hasattr(data, "take") and hasattr(data, "__len__"):
         return data
-    raise FeddleError(f"expected a torch Dataset of (input, target) pairs, got {type(data).__name__}")
+    raise FeddleError(f"expected a map-style torch Dataset of (input, target) pairs, got {type(data).__name__}")
 
 
 def resize(pixels: Tensor, size: int) -> Tensor:

@@ -26,16 +26,21 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         if image_size < 28:
-            raise FeddleError(f"the CNN takes images from 28×28 up, got {image_size}×{image_size}; resize them")
+            raise FeddleError(
+                f"the CNN takes images from 28×28 up, got {image_size}×{image_size}; raise data.image_size"
+            )
         layers: list[nn.Module] = []
         width, size = in_channels, image_size
         for i, out in enumerate(channels):
-            layers.append(nn.Conv2d(width, out, 3, padding=int(padding)))
+            if size > 0:  # else refused below, without building layers of nothing
+                layers.append(nn.Conv2d(width, out, 3, padding=int(padding)))
             width, size = out, size if padding else size - 2
             if i < pools:
                 layers.append(nn.MaxPool2d(2))
                 size //= 2
             layers.append(nn.ReLU(inplace=True))  # the same after pooling as before it, at a quarter of the work
+        if size < 1:
+            raise FeddleError(f"{pools} poolings leave nothing of a {image_size}×{image_size} image; lower model.pools")
         self.features = nn.Sequential(*layers)
         self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(width * size * size, hidden), nn.ReLU(inplace=True))
         self.head = nn.Linear(hidden, classes)

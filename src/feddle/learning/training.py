@@ -14,7 +14,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.search import mini_batches
-from feddle.core.seeds import torch_generator
+from feddle.core.seeds import global_seed, torch_generator
 from feddle.learning.examples import Examples
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -37,8 +37,10 @@ class Recipe:
         return make(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
 
 
-def train(model: nn.Module, examples: Examples, recipe: Recipe, seed: int, loss: Loss = F.cross_entropy) -> float:
-    """Train in place; the mean loss of the last epoch.
+def train(
+    model: nn.Module, examples: Examples, recipe: Recipe, seed: int, loss: Loss = F.cross_entropy
+) -> float | None:
+    """Train in place; the mean loss of the last epoch, None if nothing could be trained.
 
     BatchNorm cannot be trained on one image: with such layers a last batch of one is left out.
     """
@@ -59,7 +61,7 @@ def train(model: nn.Module, examples: Examples, recipe: Recipe, seed: int, loss:
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total, seen = total + value.item() * len(index), seen + len(index)
-    return total / seen if seen else 0.0
+    return total / seen if seen else None
 
 
 def train_client(
@@ -74,14 +76,15 @@ def train_client(
 ) -> Update:
     """Train one job from its pinned start; `model` is only the workbench."""
     layout.write(model, start)
-    value = train(model, examples, recipe, seed, loss)
+    with global_seed(seed):
+        value = train(model, examples, recipe, seed, loss)
     end = layout.read(model)
-    if not math.isfinite(value):
+    if value is not None and not math.isfinite(value):
         raise FeddleError(
             f"the training loss of client {job.client} became {value} (job from version {job.version}); "
             f"lower training.lr (now {recipe.lr:g})"
         )
-    return Update(job, end.vector - start.vector, end.buffers, len(examples), {"loss": value})
+    return Update(job, end.vector - start.vector, end.buffers, len(examples), {} if value is None else {"loss": value})
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Reading run folders."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -79,11 +78,14 @@ def coefficient_rounds(record: Record) -> list[tuple[int, list[float]]]:
     return sorted((at, values) for at, values in searched.items() if values)
 
 
+LARGEST = 1e30  # beyond it a number is a broken one, and would overflow in a chart
+
+
 def finite(value: object) -> float | None:
     """The value as a float, or None where it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) < LARGEST else None
 
 
 def _is_run(folder: Path) -> bool:
@@ -138,7 +140,7 @@ def _method(config: dict[str, Any], result: dict[str, Any]) -> str | None:
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         return _mapping(yaml.safe_load(_read(path)), path)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _broken(path, "YAML", error) from error
 
 
@@ -147,7 +149,7 @@ def _read_result(path: Path) -> dict[str, Any]:
         return {}
     try:
         return _mapping(json.loads(_read(path)), path)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise _broken(path, "JSON", error) from error
 
 

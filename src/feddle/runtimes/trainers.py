@@ -7,6 +7,7 @@ from typing import Protocol, Self
 
 from torch import nn
 
+from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import seed_for
@@ -63,4 +64,9 @@ class InlineTrainer:
 
     def result(self, job: Job) -> Update:
         """See `Trainer`."""
-        return self.work(job, self._starts.pop(job))
+        try:
+            return self.work(job, self._starts.pop(job))
+        except FeddleError:
+            raise
+        except Exception as error:  # as the workers tell it
+            raise FeddleError(f"training client {job.client} failed: {type(error).__name__}: {error}") from error

@@ -30,6 +30,7 @@ from feddle.learning.machine import one_thread
 
 Work = Callable[[Job, Weights], Update]
 _ATTEMPTS = 2
+_HANDED_BACK = 10  # deaths before a job even began: it is not the job's fault, but something is very wrong
 
 
 @dataclass(eq=False)
@@ -38,8 +39,10 @@ class _Task:
 
     job: Job
     start: Weights
-    due: int
+    order: tuple[int, int]  # the round it is due in, then the order of dispatch
+    pending: bool = True
     failures: int = 0
+    handed_back: int = 0
     outcome: Update | FeddleError | None = None
 
 
@@ -85,16 +88,22 @@ class WorkerPool:
         self._changed = threading.Condition()  # guards everything below
         self._workers: list[_Worker] = []
         self._tasks: dict[Job, _Task] = {}
-        self._pending: list[tuple[int, int, _Task]] = []
+        self._pending: list[tuple[tuple[int, int], _Task]] = []
         self._counter = count()
         self._wanted: _Task | None = None
         self._closing = False
-
-    def __enter__(self) -> Self:
-        self._workers = [self._fork() for _ in range(self.size)]
+        self._broken: BaseException | None = None
         self._wake, self._woken = multiprocessing.Pipe()
         self._listener = threading.Thread(target=self._listen, name="feddle-workers", daemon=True)
-        self._listener.start()
+
+    def __enter__(self) -> Self:
+        try:
+            for _ in range(self.size):
+                self._workers.append(self._fork())
+            self._listener.start()
+        except BaseException:
+            self._end_workers()
+            raise
         return self
 
     def __exit__(
@@ -103,6 +112,9 @@ class WorkerPool:
         self._closing = True
         self._wake.send_bytes(b"close")
         self._listener.join()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
         for worker in self._workers:
             worker.process.kill()
             worker.process.join()
@@ -111,8 +123,8 @@ class WorkerPool:
     def submit(self, job: Job, start: Weights, due: int) -> None:
         """See `Trainer`."""
         with self._changed:
-            task = self._tasks[job] = _Task(job, start, due)
-            heappush(self._pending, (due, next(self._counter), task))
+            task = self._tasks[job] = _Task(job, start, (due, next(self._counter)))
+            heappush(self._pending, (task.order, task))
             self._mend()
             self._feed()
 
@@ -124,6 +136,8 @@ class WorkerPool:
             self._feed()
             while task.outcome is None:
                 self._changed.wait()
+                if self._broken is not None:
+                    raise RuntimeError("the thread that listens to the workers failed") from self._broken
                 self._mend()
                 self._feed()
             self._wanted = None
@@ -142,14 +156,19 @@ class WorkerPool:
                 self._send(worker, task.job)
 
     def _next(self) -> _Task | None:
-        if not self._pending:
-            return None
-        due, _, task = self._pending[0]
-        waiting = sum(t.outcome is not None for t in self._tasks.values())
-        if task is not self._wanted and (due >= self.horizon or waiting >= self.ahead):
-            return None
-        heappop(self._pending)
+        """What is wanted now, else what is due first, if there is room for its update."""
+        task = self._wanted if self._wanted is not None and self._wanted.pending else self._due_first()
+        if task is not None:
+            task.pending = False
         return task
+
+    def _due_first(self) -> _Task | None:
+        while self._pending and not self._pending[0][1].pending:
+            heappop(self._pending)  # it was wanted before its turn
+        waiting = sum(t.outcome is not None for t in self._tasks.values())
+        if not self._pending or self._pending[0][1].order[0] >= self.horizon or waiting >= self.ahead:
+            return None
+        return heappop(self._pending)[1]
 
     @staticmethod
     def _send(worker: _Worker, job: Job) -> None:
@@ -160,18 +179,26 @@ class WorkerPool:
 
     def _listen(self) -> None:
         """Take in what workers report, while the main thread does the server's work."""
-        while not self._closing:
+        try:
+            while not self._closing:
+                self._listen_once()
+        except BaseException as error:  # told to the main thread, which would else wait for ever
             with self._changed:
-                living = {w.connection: w for w in self._workers if w.alive}
-            for ready in wait([*living, self._woken]):
-                if ready is self._woken:
-                    self._woken.recv_bytes()
-                    continue
-                assert isinstance(ready, Connection)
-                with self._changed:
-                    self._hear(living[ready])
-                    self._feed()
-                    self._changed.notify_all()
+                self._broken = error
+                self._changed.notify_all()
+
+    def _listen_once(self) -> None:
+        with self._changed:
+            living = {w.connection: w for w in self._workers if w.alive}
+        for ready in wait([*living, self._woken]):
+            if ready is self._woken:
+                self._woken.recv_bytes()
+                continue
+            assert isinstance(ready, Connection)
+            with self._changed:
+                self._hear(living[ready])
+                self._feed()
+                self._changed.notify_all()
 
     def _hear(self, worker: _Worker) -> None:
         try:
@@ -189,16 +216,19 @@ class WorkerPool:
         elif reply.get("final"):
             task.outcome = FeddleError(reply["failed"])
         else:
-            task.failures += bool(worker.rows.begun)  # a worker that was dead already is not the job's fault
+            begun = bool(worker.rows.begun)
+            task.failures += begun
+            task.handed_back += not begun  # the worker was dead already
             self._again(task, reply["failed"])
 
     def _again(self, task: _Task, reason: str) -> None:
-        if task.failures < _ATTEMPTS:
-            heappush(self._pending, (task.due, -next(self._counter), task))
+        if task.failures < _ATTEMPTS and task.handed_back < _HANDED_BACK:
+            task.pending = True
+            heappush(self._pending, (task.order, task))
         else:
             task.outcome = FeddleError(
                 f"training client {task.job.client} (its job {task.job.number}, from version {task.job.version}) "
-                f"failed {_ATTEMPTS} times: {reason}"
+                f"failed {max(task.failures, task.handed_back)} times: {reason}"
             )
 
     def _mend(self) -> None:

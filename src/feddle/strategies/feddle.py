@@ -72,7 +72,7 @@ class Feddle:
         """The new anchors that are still there, by row, in order of arrival; a zero update is no direction."""
         fresh: dict[int, Arrival] = {}
         for arrival in arrivals:
-            if not bool(arrival.update.delta.any()):
+            if not torch.linalg.vector_norm(arrival.update.delta):
                 continue
             row = self.atlas.insert(arrival.update.job, arrival.update.delta)
             fresh.pop(row, None)

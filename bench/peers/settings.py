@@ -1,0 +1,20 @@
+"""The workload as a feddle config."""
+
+from feddle.experiment.config import Config
+from feddle.experiment.load import parse_config
+
+
+def workload_config(rounds: int, workers: int) -> Config:
+    """Synchronous FedAvg, 500 clients of 120 images, 10 a round, one local epoch; all test images measure accuracy."""
+    return parse_config(
+        {
+            "rounds": rounds,
+            "workers": workers,
+            "device": "cpu",
+            "clients": {"count": 500, "per_round": 10},
+            "data": {"name": "fashion-mnist", "partition": "even", "server": {"samples": 0}},
+            "training": {"optimizer": "adam", "lr": 1e-3, "epochs": 1, "batch_size": 32},
+            "delays": {"sigma": 0},
+            "method": "fedavg",
+        }
+    )

@@ -319,7 +319,7 @@ def test_every_option_reaches_what_it_is_for() -> None:
         {"method": {"name": "fedbuff", "buffer_size": 3, "lr": 0.5, "staleness": "constant"}}
     ).server.strategy
     assert isinstance(fedbuff, FedBuff)
-    assert (fedbuff.buffer_size, fedbuff.lr, fedbuff.staleness) == (3, 0.5, "constant")
+    assert (fedbuff.buffer.size, fedbuff.lr, fedbuff.staleness) == (3, 0.5, "constant")
     fedavg = parts({"method": {"name": "fedavg", "late": "average_models"}}).server.strategy
     assert isinstance(fedavg, FedAvg)
     assert fedavg.late == "average_models"

@@ -9,23 +9,41 @@ from feddle.core.atlas import Atlas
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
 from feddle.core.search import PaperSearch
+from feddle.learning.training import Recipe
+from feddle.strategies.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors
+from feddle.strategies.ca2fl import CA2FL
+from feddle.strategies.client_cache import ClientCache
+from feddle.strategies.convex import ConvexMerging
+from feddle.strategies.fadas import Amsgrad, Fadas
 from feddle.strategies.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
+from feddle.strategies.fedasync import FedAsync
 from feddle.strategies.fedavg import FedAvg, Late
 from feddle.strategies.fedbuff import FedBuff
+from feddle.strategies.feddf import Distillation, FedDF
 from feddle.strategies.feddle import Feddle
+from feddle.strategies.median import CoordinateMedian
+from feddle.strategies.server_data import HFCL, Center, FedFT
 from feddle.strategies.strategy import Strategy
-from three_numbers import Quadratic, arrival, close, weights
+from three_numbers import Quadratic, Scaled, arrival, bench, close, numbers, weights
 
 MODEL = weights(1.0, 2.0, 3.0)
 
 
-def feddle(fallback: Fallback | None = None, *, lr: float = 1e-9, capacity: int = 4, normalise: bool = True) -> Feddle:
+def feddle(
+    fallback: Fallback | None = None,
+    *,
+    lr: float = 1e-9,
+    capacity: int = 4,
+    normalise: bool = True,
+    anchors: AnchorKind | None = None,
+) -> Feddle:
     """By default a search that hardly moves, so that what the fallback does can be seen."""
     return Feddle(
         Quadratic(0.0, 0.0, 0.0),
         Atlas(capacity, 3),
         PaperSearch(lr=lr, epochs=1, batch_size=4),
         fallback or FedBuffFallback(),
+        anchors=anchors,
         normalise=normalise,
     )
 
@@ -170,6 +188,7 @@ def test_feddle_without_a_new_anchor_does_not_search() -> None:
     assert strategy.notes == {}
 
 
+RECIPE = Recipe(epochs=2, lr=0.01)
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "fedavg-discard": lambda: FedAvg("discard"),
     "fedavg-average-models": lambda: FedAvg("average_models"),
@@ -177,7 +196,19 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "fedbuff": lambda: FedBuff(buffer_size=2),
     "feddle": lambda: feddle(lr=0.05),
     "feddle-unnormalised": lambda: feddle(lr=0.05, normalise=False),
+    "feddle-calibrated": lambda: feddle(lr=0.05, anchors=CalibratedAnchors(ClientCache(9, 3))),
+    "feddle-adaptive": lambda: feddle(lr=0.05, anchors=AdaptiveAnchors(Amsgrad(3))),
+    "fedasync": FedAsync,
+    "ca2fl": lambda: CA2FL(ClientCache(9, 3), buffer_size=2),
+    "fadas": lambda: Fadas(Amsgrad(3), buffer_size=2),
+    "median": CoordinateMedian,
+    "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), lr=0.05, epochs=2, batch_size=2, seed=0),
+    "center": lambda: Center(bench(statistic=True), numbers(), RECIPE, rounds=1, seed=0),
+    "fed+ft": lambda: FedFT(FedBuff(buffer_size=2), bench(statistic=True), numbers(), RECIPE, seed=0),
+    "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
+    "feddf": lambda: FedDF(bench(Scaled(), statistic=True), numbers(), Distillation(RECIPE), late="add_deltas", seed=0),
 }
+TRAIN_ALONE = {"center", "fed+ft", "hfcl"}  # they train on the server's data whatever arrives
 START = weights(1.0, 2.0, 3.0, buffers=[0.5])
 SCENARIOS: dict[str, Sequence[Arrival]] = {
     "none": [],
@@ -204,19 +235,29 @@ def test_a_merge_is_finite_and_changes_no_argument(name: str, scenario: str) -> 
     merged = STRATEGIES[name]().merge(START, arrivals)
     assert merged.vector.shape == (3,)
     assert bool(merged.vector.isfinite().all())
-    assert merged.buffers.tolist() in ([0.5], [1.0])
+    assert 0.5 <= merged.buffers.item() <= 1.0
     assert all(torch.equal(a.update.delta, b) for a, b in zip(arrivals, before[0], strict=True))
     assert torch.equal(START.vector, before[1])
 
 
-@every_strategy
+@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - TRAIN_ALONE))
 def test_no_arrival_leaves_the_model_as_it_is(name: str) -> None:
     assert same(STRATEGIES[name]().merge(START, []), START)
 
 
-@every_strategy
+@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - TRAIN_ALONE))
 def test_a_zero_update_moves_nothing(name: str) -> None:
-    assert torch.equal(STRATEGIES[name]().merge(START, SCENARIOS["zero"]).vector, START.vector)
+    merged = STRATEGIES[name]().merge(START, SCENARIOS["zero"])
+    # a client that reports the current model teaches the current model; Adam makes something of the rounding errors
+    slack = 0.02 if name == "feddf" else 0.0
+    assert torch.allclose(merged.vector, START.vector, rtol=0, atol=slack)
+
+
+@table
+@every_strategy
+def test_the_same_merge_gives_the_same_bits(name: str, scenario: str) -> None:
+    once, twice = (STRATEGIES[name]().merge(START, SCENARIOS[scenario]) for _ in range(2))
+    assert same(once, twice)
 
 
 @table
@@ -229,7 +270,9 @@ def test_a_restored_strategy_goes_on_the_same(name: str, scenario: str) -> None:
     assert same(whole.merge(model, SCENARIOS[scenario]), second.merge(model, SCENARIOS[scenario]))
 
 
-@pytest.mark.parametrize("name", ["fedavg-add-deltas", "fedbuff", "feddle"])
+@pytest.mark.parametrize(
+    "name", ["fedavg-add-deltas", "fedbuff", "feddle", "ca2fl", "fadas", "median", "convex", "fed+ft", "feddf"]
+)
 def test_running_statistics_are_averaged_by_examples(name: str) -> None:
     arrivals = [
         arrival(1.0, 0.0, 0.0, examples=1, buffers=[1.0], start=START),

@@ -1,12 +1,16 @@
 """Three-number models: small enough to work out every merge by hand."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from feddle.core.layout import Weights
+from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job, Update
+from feddle.learning.examples import Examples, FromDataset
+from feddle.learning.workbench import Workbench
 
 
 def weights(*vector: float, buffers: Sequence[float] = ()) -> Weights:
@@ -45,3 +49,40 @@ class Quadratic:
 
 def close(got: Tensor, *expected: float) -> bool:
     return torch.allclose(got, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+class Numbers(nn.Module):
+    """Three numbers and a running statistic; y = w₁·x, so that only the first number is trained."""
+
+    level: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = nn.Parameter(torch.zeros(3))
+        self.register_buffer("level", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.numbers[:1] * inputs
+
+
+class Scaled(Numbers):
+    """A classifier with the three logits w·x."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs * self.numbers
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return ((outputs - targets) ** 2).mean()
+
+
+def bench(model: Numbers | None = None, *, statistic: bool = False) -> Workbench:
+    """A workbench with a three-number model; without its statistic unless asked for."""
+    model = model or Numbers()
+    layout = Layout.of(model)
+    return Workbench(model, layout if statistic else replace(layout, buffers=()), squared)
+
+
+def numbers() -> Examples:
+    """One example, x = y = 2."""
+    return FromDataset(TensorDataset(torch.tensor([[2.0]]), torch.tensor([[2.0]])))

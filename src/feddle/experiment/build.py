@@ -13,18 +13,28 @@ from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.search import LbfgsSearch, PaperSearch, Search
-from feddle.core.seeds import seed_for
+from feddle.core.seeds import numpy_generator, seed_for
 from feddle.experiment import config as cfg
 from feddle.learning import datasets
 from feddle.learning.examples import Examples, Images, Selection, resize
 from feddle.learning.models import CNN
 from feddle.learning.objectives import TaskObjective
 from feddle.learning.partition import Partition, add_label_noise, dirichlet, even, server_split
-from feddle.learning.training import Loss
+from feddle.learning.training import Loss, Recipe
+from feddle.learning.workbench import Workbench
+from feddle.strategies.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors, RawAnchors
+from feddle.strategies.ca2fl import CA2FL
+from feddle.strategies.client_cache import ClientCache
+from feddle.strategies.convex import ConvexMerging
+from feddle.strategies.fadas import Amsgrad, Fadas
 from feddle.strategies.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
+from feddle.strategies.fedasync import FedAsync
 from feddle.strategies.fedavg import FedAvg
 from feddle.strategies.fedbuff import FedBuff
+from feddle.strategies.feddf import Distillation, FedDF
 from feddle.strategies.feddle import Feddle
+from feddle.strategies.median import CoordinateMedian
+from feddle.strategies.server_data import HFCL, Center, FedFT
 from feddle.strategies.strategy import Strategy
 
 
@@ -38,6 +48,7 @@ class Federation:
     server: Examples | None
     test: Examples | None
     loss: Loss = F.cross_entropy
+    out_of_domain: str | None = None  # the data set that the server's examples come from, if not the clients'
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +70,10 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     data, seed = config.data, config.seed
     folder = None if data.folder is None else Path(data.folder)
     images = datasets.load(data.name, folder=folder, quiet=quiet)
-    server, test = server_split(len(images.test_labels), data.server.samples, seed_for(seed, "server split"))
+    outside = data.server.name if data.server.name != data.name else None
+    server, test = server_split(
+        len(images.test_labels), 0 if outside else data.server.samples, seed_for(seed, "server split")
+    )
     partition = build_partition(config, images.train_labels)
     labels = add_label_noise(images.train_labels, data.label_noise, images.num_classes, seed_for(seed, "label noise"))
     if images.train_images.shape[1] not in (1, data.channels):
@@ -70,9 +84,27 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
         build_model(config, images.num_classes),
         PartitionedClients(train, partition),
         partition.sizes,
-        Selection(held_out, server) if len(server) else None,
+        _outside_data(config, outside, quiet) if outside else Selection(held_out, server) if len(server) else None,
         Selection(held_out, test),
+        out_of_domain=outside,
     )
+
+
+def _outside_data(config: cfg.Config, name: str, quiet: bool) -> Examples:
+    """The server's share of another data set's training images, prepared like the clients'."""
+    data = config.data
+    images = datasets.load(name, quiet=quiet)
+    count = len(images.train_labels)
+    if not 0 < data.server.samples <= count:
+        raise FeddleError(
+            f"data.server.samples must be from 1 to the {count} images of {name}, got {data.server.samples}"
+        )
+    order = numpy_generator(seed_for(config.seed, "server split")).permutation(count)
+    chosen = torch.from_numpy(order[: data.server.samples])
+    if images.train_images.shape[1] not in (1, data.channels):
+        raise FeddleError(f"data.channels is {data.channels}, but the images of {name} have 3; set it to 3")
+    pixels = resize(images.train_images[chosen], data.image_size)
+    return Images(pixels, images.train_labels[chosen], data.channels)
 
 
 def build_partition(config: cfg.Config, labels: Tensor) -> Partition:
@@ -103,32 +135,122 @@ def build_model(config: cfg.Config, classes: int) -> nn.Module:
         )
 
 
-def build_strategy(plan: cfg.Plan, federation: Federation, layout: Layout, device: str) -> Strategy:
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What strategies are built from."""
+
+    plan: cfg.Plan
+    federation: Federation
+    layout: Layout
+    device: str
+    scratch: Path | None  # a folder for what does not fit in memory
+
+    @property
+    def bench(self) -> Workbench:
+        """The server's model to compute on."""
+        return Workbench(self.federation.model, self.layout, self.federation.loss)
+
+    def server_data(self, *, labelled: bool = True) -> Examples:
+        """The server's examples; `labelled` if the labels must be those of the clients' task."""
+        name, server = self.plan.method.name, self.federation.server
+        if server is None:
+            raise FeddleError(f"{name} uses the server's data, but there is none; set data.server.samples above 0")
+        if labelled and self.federation.out_of_domain:
+            raise FeddleError(
+                f"{name} needs server data of the clients' own task, but data.server.name is "
+                f"{self.federation.out_of_domain}; leave it out, or use feddf"
+            )
+        return server
+
+    def recipe(self, method: cfg.Center | cfg.FedFT | cfg.FedDF) -> Recipe:
+        """Adam as the method's options say."""
+        return Recipe("adam", method.lr, method.epochs, method.batch_size)
+
+    def cache(self, limit: float) -> ClientCache:
+        """Room for the last update of every client."""
+        clients = self.plan.clients.count
+        return ClientCache(clients, self.layout.size, limit=int(limit * 1e6), folder=self.scratch, device=self.device)
+
+
+def build_strategy(parts: Parts) -> Strategy:
     """The method that a config names."""
+    plan = parts.plan
     match plan.method:
         case cfg.FedAvg() as method:
             return FedAvg(method.late)
         case cfg.FedBuff() as method:
             return FedBuff(method.buffer_size, method.lr, method.staleness)
+        case cfg.FedAsync() as method:
+            return FedAsync(method.alpha, method.exponent)
+        case cfg.Ca2fl() as method:
+            return CA2FL(parts.cache(method.cache_limit), method.buffer_size, method.lr)
+        case cfg.Fadas() as method:
+            moments = Amsgrad(parts.layout.size, method.beta1, method.beta2, method.epsilon, parts.device)
+            return Fadas(moments, method.buffer_size, method.lr, method.delay_threshold)
+        case cfg.Median() as method:
+            return CoordinateMedian(method.lr)
         case cfg.Feddle() as method:
-            return _build_feddle(method, plan, federation, layout, device)
+            return _build_feddle(method, parts)
+        case cfg.Center() | cfg.FedFT() | cfg.Hfcl() | cfg.FedDF() | cfg.Convex() as method:
+            return _build_with_server_data(method, parts)
         case _:
             assert_never(plan.method)
 
 
-def _build_feddle(method: cfg.Feddle, plan: cfg.Plan, federation: Federation, layout: Layout, device: str) -> Feddle:
-    if federation.server is None:
-        raise FeddleError("feddle searches on the server's data, but there is none; set data.server.samples above 0")
+def _build_with_server_data(
+    method: cfg.Center | cfg.FedFT | cfg.Hfcl | cfg.FedDF | cfg.Convex, parts: Parts
+) -> Strategy:
+    plan, bench = parts.plan, parts.bench
+    examples = parts.server_data(labelled=not isinstance(method, cfg.FedDF))
+    match method:
+        case cfg.Center():
+            return Center(bench, examples, parts.recipe(method), rounds=plan.rounds, seed=plan.seed)
+        case cfg.FedFT(base=base):
+            inner = (
+                FedAvg(base.late)
+                if isinstance(base, cfg.FedAvg)
+                else FedBuff(base.buffer_size, base.lr, base.staleness)
+            )
+            return FedFT(inner, bench, examples, parts.recipe(method), seed=plan.seed)
+        case cfg.Hfcl():
+            return HFCL(bench, examples, Recipe(**plan.training.model_dump()), late=method.late, seed=plan.seed)
+        case cfg.FedDF():
+            how = Distillation(parts.recipe(method), method.temperature, method.average, method.patience)
+            return FedDF(bench, examples, how, late=method.late, seed=plan.seed)
+        case cfg.Convex():
+            objective = TaskObjective(bench.model, bench.layout, examples, bench.loss)
+            lr, epochs, batch_size = method.lr, method.epochs, method.batch_size
+            return ConvexMerging(objective, lr=lr, epochs=epochs, batch_size=batch_size, seed=plan.seed)
+        case _:
+            assert_never(method)
+
+
+def _build_feddle(method: cfg.Feddle, parts: Parts) -> Feddle:
+    plan, bench = parts.plan, parts.bench
+    examples = parts.server_data()
     capacity = method.atlas_size or 2 * plan.clients.per_round
     return Feddle(
-        TaskObjective(federation.model, layout, federation.server, federation.loss),
-        Atlas(capacity, layout.size, eviction=method.eviction, device=device),
+        TaskObjective(bench.model, bench.layout, examples, bench.loss),
+        Atlas(capacity, parts.layout.size, eviction=method.eviction, device=parts.device),
         build_search(method.search),
         build_fallback(method.fallback),
+        anchors=_build_anchors(method, parts),
         normalise=method.normalise,
         regularisation=method.regularisation,
         seed=plan.seed,
     )
+
+
+def _build_anchors(method: cfg.Feddle, parts: Parts) -> AnchorKind:
+    match method.anchors:
+        case "raw":
+            return RawAnchors()
+        case "calibrated":
+            return CalibratedAnchors(parts.cache(method.cache_limit))
+        case "adaptive":
+            return AdaptiveAnchors(Amsgrad(parts.layout.size, device=parts.device))
+        case _:
+            assert_never(method.anchors)
 
 
 def build_search(search: cfg.AnySearch) -> Search:

@@ -1,7 +1,7 @@
 """What a run is made of: frozen configs that refuse unknown keys."""
 
 import difflib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 
@@ -31,10 +31,18 @@ class Strict(BaseModel):
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
+                    if owners := _methods_with(str(key), cls):
+                        raise ValueError(f"{str(key)!r} is an option of {', '.join(owners)}, not of {cls.named()}")
                     near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
                     hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(cls.model_fields)}"
                     raise ValueError(f"unknown key {str(key)!r}; {hint}")
         return data
+
+    @classmethod
+    def named(cls) -> str:
+        """The name that this choice goes by, if it is one."""
+        field = cls.model_fields.get("name")
+        return str(field.default) if field else ""
 
 
 def choice(default: str) -> BeforeValidator:
@@ -84,8 +92,11 @@ Partition = Annotated[AnyPartition, Discriminator("name"), choice("dirichlet")]
 class ServerData(Strict):
     """What the server holds."""
 
+    name: str | None = Field(
+        None, description="another data set (out-of-domain: its training images); by default the clients' own"
+    )
     samples: int = Field(
-        1000, ge=0, strict=True, description="images taken from the test set; the rest measures accuracy"
+        1000, ge=0, strict=True, description="its images; in-domain, from the test set, and the rest measures accuracy"
     )
 
 
@@ -138,13 +149,17 @@ class Evaluation(Strict):
     every: Count = Field(10, description="rounds between evaluations; the last round is always one")
 
 
+Late = Annotated[
+    Literal["discard", "average_models", "add_deltas"],
+    Field(description="what becomes of late updates: `discard`, `average_models` or `add_deltas`"),
+]
+
+
 class FedAvg(Strict):
     """Average what is back in time, weighted by examples."""
 
     name: Literal["fedavg"] = "fedavg"
-    late: Literal["discard", "average_models", "add_deltas"] = Field(
-        "discard", description="what becomes of late updates: `discard`, `average_models` or `add_deltas`"
-    )
+    late: Late = "discard"
 
 
 class FedBuff(Strict):
@@ -154,6 +169,97 @@ class FedBuff(Strict):
     buffer_size: Count = Field(10, description="B, the updates that make a step")
     lr: Positive = Field(1.0, description="η, the server's learning rate")
     staleness: Staleness = "sqrt"
+
+
+class FedAsync(Strict):
+    """Mix each client's whole model in as it arrives, late ones less."""
+
+    name: Literal["fedasync"] = "fedasync"
+    alpha: Annotated[float, Field(gt=0, le=1)] = Field(0.4, description="α of the mixing weight α(1+τ)^(−a)")
+    exponent: NonNegative = Field(0.5, description="a of the mixing weight")
+
+
+CacheLimit = Annotated[
+    Positive, Field(description="MB that the clients' last updates may take; beyond it they go to a file")
+]
+
+
+class Ca2fl(Strict):
+    """FedBuff with each update calibrated by the client's last one."""
+
+    name: Literal["ca2fl"] = "ca2fl"
+    buffer_size: Count = Field(10, description="B, the updates that make a step")
+    lr: Positive = Field(1.0, description="η, the server's learning rate")
+    cache_limit: CacheLimit = 2000.0
+
+
+class Fadas(Strict):
+    """AMSGrad at the server over buffered updates, with smaller steps for late buffers."""
+
+    name: Literal["fadas"] = "fadas"
+    buffer_size: Count = Field(10, description="B, the updates that make a step")
+    lr: Positive = Field(1e-3, description="η, the server's learning rate")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    epsilon: Positive = 1e-8
+    delay_threshold: int = Field(
+        10, ge=1, strict=True, description="beyond this staleness in the buffer, η is divided by it"
+    )
+
+
+class Center(Strict):
+    """Train on the server's data alone; no client takes part."""
+
+    name: Literal["center"] = "center"
+    lr: Positive = Field(1e-3, description="learning rate")
+    epochs: Count = Field(50, description="passes over the server's data in the whole run")
+    batch_size: Count = 32
+
+
+class FedFT(Strict):
+    """Merge, then fine-tune on the server's data, every round."""
+
+    name: Literal["fed+ft"] = "fed+ft"
+    base: Annotated[FedAvg | FedBuff, Discriminator("name"), choice("fedavg")] = FedAvg()
+    lr: Positive = Field(1e-4, description="learning rate of the fine-tuning")
+    epochs: Count = Field(1, description="passes over the server's data each round")
+    batch_size: Count = 32
+
+
+class Hfcl(Strict):
+    """The server trains as one more client and is averaged in."""
+
+    name: Literal["hfcl"] = "hfcl"
+    late: Late = "discard"
+
+
+class FedDF(Strict):
+    """Average, then distil the clients' joint predictions on the server's data, without its labels."""
+
+    name: Literal["feddf"] = "feddf"
+    late: Late = "discard"
+    lr: Positive = Field(1e-4, description="learning rate of the distillation")
+    epochs: Count = Field(1, description="passes over the server's data each round")
+    batch_size: Count = 32
+    temperature: Positive = Field(1.0, description="of the teachers' and the student's softmax")
+    average: Literal["logits", "losses"] = Field("logits", description="what is averaged over the teachers")
+    patience: int = Field(0, ge=0, strict=True, description="stop after so many epochs without a lower loss; 0: never")
+
+
+class Convex(Strict):
+    """Search the convex hull of the current and the reported models on the server's data."""
+
+    name: Literal["convex"] = "convex"
+    lr: Positive = Field(1e-2, description="learning rate of the coefficients")
+    epochs: Count = Field(1, description="passes over the server's data each round")
+    batch_size: Count = 32
+
+
+class Median(Strict):
+    """The coordinate-wise median of the arrivals, for clients that may be poisoned."""
+
+    name: Literal["median"] = "median"
+    lr: Positive = Field(1.0, description="η, the server's learning rate")
 
 
 class FedBuffFallback(Strict):
@@ -225,13 +331,25 @@ class Feddle(Strict):
     eviction: Literal["importance", "fifo"] = Field(
         "importance", description="which anchor a full atlas gives up: `importance` the smallest |ĉ|, `fifo` the oldest"
     )
+    anchors: Literal["raw", "calibrated", "adaptive"] = Field(
+        "raw", description="`raw` updates, `calibrated` as CA2FL does, or `adaptive` as FADAS does"
+    )
+    cache_limit: CacheLimit = 2000.0
     normalise: bool = Field(True, description="scale the anchors to their median norm")
     fallback: Fallback = FedBuffFallback()
     regularisation: NonNegative = Field(0.0, description="λ, which holds the search near the fallback")
     search: Search = PaperSearch()
 
 
-AnyMethod = Feddle | FedBuff | FedAvg
+AnyMethod = Feddle | FedBuff | FedAvg | FedAsync | Ca2fl | Fadas | Center | FedFT | Hfcl | FedDF | Convex | Median
+
+
+def _methods_with(key: str, asking: type[Strict]) -> list[str]:
+    """The other methods that have an option of this name, if a method is asking."""
+    members = get_args(AnyMethod)
+    return [m.named() for m in members if key in m.model_fields] if asking in members else []
+
+
 Method = Annotated[AnyMethod, Discriminator("name"), choice("feddle")]
 
 

@@ -65,7 +65,7 @@ def check_free(path: Path) -> None:
 def run_config(config: Config, out: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run:
     """Run a config into a new folder; whatever ends the run, what was done until then is kept."""
     check_free(out)
-    run = Run(config, build_federation(config, quiet=quiet))
+    run = Run(config, build_federation(config, quiet=quiet), scratch=out)
     folder = RunFolder(out, config)
 
     def record(line: Line) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
-from feddle.experiment.build import Federation, build_strategy
+from feddle.experiment.build import Federation, Parts, build_strategy
 from feddle.experiment.config import Plan
 from feddle.learning.machine import one_thread
 from feddle.learning.training import Recipe, evaluate
@@ -32,10 +33,18 @@ class Run:
     """A simulated federation and its history, one line a round.
 
     `federation.model` is the workbench that everything is trained and measured on; when `go` returns, or fails, it
-    holds the last version. `strategy` stands in for the plan's method.
+    holds the last version. `strategy` stands in for the plan's method; `scratch` is a folder for what does not fit in
+    memory.
     """
 
-    def __init__(self, plan: Plan, federation: Federation, strategy: Strategy | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        federation: Federation,
+        strategy: Strategy | None = None,
+        *,
+        scratch: Path | None = None,
+    ) -> None:
         self.plan = plan
         self.federation = federation
         self.history: list[Line] = []
@@ -44,7 +53,7 @@ class Run:
         federation.model.to(device=device)
         self.layout = Layout.of(federation.model)
         self.method = plan.method.name if strategy is None else type(strategy).__name__
-        strategy = strategy or build_strategy(plan, federation, self.layout, device)
+        strategy = strategy or build_strategy(Parts(plan, federation, self.layout, device, scratch))
         self.server = Server(self.layout.read(federation.model), strategy)
         self.trainer = build_trainer(plan, federation, self.layout, self.server.model, device)
         self.simulation = start_simulation(plan, federation, self.server, self.trainer)

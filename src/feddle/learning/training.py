@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -30,6 +30,10 @@ class Recipe:
     batch_size: int = 32
     weight_decay: float = 0.0
 
+    def lasting(self, epochs: int) -> "Recipe":
+        """The same for another number of epochs."""
+        return replace(self, epochs=epochs)
+
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """A fresh optimiser over the trainable parameters."""
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -38,14 +42,21 @@ class Recipe:
 
 
 def train(
-    model: nn.Module, examples: Examples, recipe: Recipe, seed: int, loss: Loss = F.cross_entropy
+    model: nn.Module,
+    examples: Examples,
+    recipe: Recipe,
+    seed: int,
+    loss: Loss = F.cross_entropy,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> float | None:
     """Train in place; the mean loss of the last epoch, None if nothing could be trained.
+
+    The optimiser is a fresh one of the recipe unless it is given.
 
     BatchNorm cannot be trained on one image: with such layers a last batch of one is left out.
     """
     model.train()
-    optimizer = recipe.make_optimizer(model)
+    optimizer = optimizer or recipe.make_optimizer(model)
     generator = torch_generator(seed)
     smallest = 2 if any(isinstance(m, _BatchNorm) for m in model.modules()) else 1
     device = next(model.parameters()).device

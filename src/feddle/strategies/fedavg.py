@@ -13,6 +13,31 @@ from feddle.strategies.strategy import average_buffers
 Late = Literal["discard", "average_models", "add_deltas"]
 
 
+def in_time(arrivals: Sequence[Arrival], late: Late) -> list[Arrival]:
+    """The arrivals that are used: with `discard`, those that are back in their own round."""
+    return [a for a in arrivals if late != "discard" or a.staleness == 0]
+
+
+def max_staleness(late: Late) -> int | None:
+    """How old an update may be to be used."""
+    return 0 if late == "discard" else None
+
+
+def average(model: Weights, arrivals: Sequence[Arrival], late: Late) -> Weights:
+    """The average by examples of the arrivals that are used; the model itself if there are none."""
+    used = in_time(arrivals, late)
+    if not used:
+        return model
+    vector = torch.zeros_like(model.vector) if late == "average_models" else model.vector.clone()
+    examples = sum(a.update.num_examples for a in used)
+    for arrival in used:
+        share = arrival.update.num_examples / examples
+        vector.add_(arrival.update.delta, alpha=share)
+        if late == "average_models":
+            vector.add_(arrival.start.vector, alpha=share)
+    return Weights(vector, average_buffers(model, used))
+
+
 class FedAvg:
     """Average by examples, w ← w + Σ n_j/n · Δ_j.
 
@@ -23,26 +48,12 @@ class FedAvg:
 
     def __init__(self, late: Late = "discard") -> None:
         self.late: Late = late
+        self.max_staleness = max_staleness(late)
         self.notes: Mapping[str, Any] = {}
-
-    @property
-    def max_staleness(self) -> int | None:
-        """See `Strategy`."""
-        return 0 if self.late == "discard" else None
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
         """See `Strategy`."""
-        used = [a for a in arrivals if self.late != "discard" or a.staleness == 0]
-        if not used:
-            return model
-        vector = torch.zeros_like(model.vector) if self.late == "average_models" else model.vector.clone()
-        examples = sum(a.update.num_examples for a in used)
-        for arrival in used:
-            share = arrival.update.num_examples / examples
-            vector.add_(arrival.update.delta, alpha=share)
-            if self.late == "average_models":
-                vector.add_(arrival.start.vector, alpha=share)
-        return Weights(vector, average_buffers(model, used))
+        return average(model, arrivals, self.late)
 
     def state_dict(self) -> dict[str, Tensor]:
         """FedAvg remembers nothing."""

@@ -11,8 +11,9 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
 from feddle.core.search import Objective, Search, SearchSpace
 from feddle.core.seeds import seed_for
+from feddle.strategies.anchors import AnchorKind, RawAnchors
 from feddle.strategies.fallback import Fallback
-from feddle.strategies.strategy import average_buffers
+from feddle.strategies.strategy import above, average_buffers, below
 
 
 class Feddle:
@@ -31,6 +32,7 @@ class Feddle:
         search: Search,
         fallback: Fallback,
         *,
+        anchors: AnchorKind | None = None,
         normalise: bool = True,
         regularisation: float = 0.0,
         seed: int = 0,
@@ -39,6 +41,7 @@ class Feddle:
         self.atlas = atlas
         self.search = search
         self.fallback = fallback
+        self.anchors = anchors or RawAnchors()
         self.normalise = normalise
         self.regularisation = regularisation
         self.seed = seed
@@ -72,9 +75,10 @@ class Feddle:
         """The new anchors that are still there, by row, in order of arrival; a zero update is no direction."""
         fresh: dict[int, Arrival] = {}
         for arrival in arrivals:
-            if not torch.linalg.vector_norm(arrival.update.delta):
+            anchor = self.anchors(arrival)
+            if not torch.linalg.vector_norm(anchor):
                 continue
-            row = self.atlas.insert(arrival.update.job, arrival.update.delta)
+            row = self.atlas.insert(arrival.update.job, anchor)
             fresh.pop(row, None)
             fresh[row] = arrival
         return fresh
@@ -99,11 +103,11 @@ class Feddle:
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `Strategy`."""
-        atlas = {f"atlas.{name}": value for name, value in self.atlas.state_dict().items()}
-        return {**atlas, "merges": torch.tensor(self._merges)}
+        parts = {**above("atlas.", self.atlas.state_dict()), **above("anchors.", self.anchors.state_dict())}
+        return {**parts, "merges": torch.tensor(self._merges)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """See `Strategy`."""
         self._merges = int(state["merges"])
-        prefix = "atlas."
-        self.atlas.load_state_dict({n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)})
+        self.atlas.load_state_dict(below("atlas.", state))
+        self.anchors.load_state_dict(below("anchors.", state))

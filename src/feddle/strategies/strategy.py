@@ -35,6 +35,16 @@ class Strategy(Protocol):
         """Go on from a saved state."""
 
 
+def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The part of a state under a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def above(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state put under a prefix."""
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
 def average_buffers(model: Weights, arrivals: Sequence[Arrival]) -> Tensor:
     """The arrivals' running statistics, averaged by examples (b,); the model's own if nothing arrived."""
     if not arrivals or not len(model.buffers):

@@ -1,0 +1,78 @@
+"""Merging within the convex hull of the reported models."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddle.core.layout import Weights
+from feddle.core.messages import Arrival
+from feddle.core.search import Objective, SearchSpace, mini_batches
+from feddle.core.seeds import seed_for, torch_generator
+from feddle.strategies.strategy import average_buffers
+
+
+class ConvexMerging:
+    """Search the server's data for the best point of the convex hull of the current and the reported models.
+
+    w ← w + Σ c_j (w_j − w) with w_j = start_j + Δ_j, c ≥ 0 and Σ c ≤ 1: the current model is the vertex that takes
+    what is left. Nothing is normalised or kept from round to round. Adam over mini-batches, each step projected back
+    into the hull, from the middle of it.
+    """
+
+    max_staleness: int | None = None
+
+    def __init__(self, objective: Objective, *, lr: float, epochs: int, batch_size: int, seed: int) -> None:
+        self.objective = objective
+        self.lr = lr
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.seed = seed
+        self.notes: Mapping[str, Any] = {}
+        self._merges = 0
+
+    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+        """See `Strategy`."""
+        self._merges += 1
+        self.notes = {}
+        if not arrivals:
+            return model
+        reported = torch.stack([a.start.vector + a.update.delta for a in arrivals])
+        ones = torch.ones(len(arrivals), device=model.vector.device)
+        origin = Weights(model.vector, average_buffers(model, arrivals))
+        space = SearchSpace(origin, reported - model.vector, ones)
+        coefficients = self._search(space, ones / (len(arrivals) + 1))
+        self.notes = {"coefficients": [round(c, 6) for c in coefficients.tolist()], "negative_share": 0.0}
+        return space.point(coefficients)
+
+    def _search(self, space: SearchSpace, coefficients: Tensor) -> Tensor:
+        optimizer = torch.optim.Adam([coefficients], lr=self.lr)
+        generator = torch_generator(seed_for(self.seed, "convex", self._merges))
+        for _ in range(self.epochs):
+            for examples in mini_batches(len(self.objective), self.batch_size, generator):
+                _, gradient = self.objective.loss_and_gradient(space.point(coefficients), examples)
+                coefficients.grad = space.project(gradient)
+                optimizer.step()
+                coefficients.copy_(into_simplex(coefficients))
+        return coefficients
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Strategy`."""
+        return {"merges": torch.tensor(self._merges)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Strategy`."""
+        self._merges = int(state["merges"])
+
+
+def into_simplex(coefficients: Tensor) -> Tensor:
+    """The nearest point with c ≥ 0 and Σ c ≤ 1 (Euclidean): clipping if that is enough, else onto the face Σ c = 1."""
+    clipped = coefficients.clamp(min=0)
+    if float(clipped.sum()) <= 1:
+        return clipped
+    ordered = coefficients.sort(descending=True).values
+    excess = ordered.cumsum(0) - 1
+    counts = torch.arange(1, len(ordered) + 1, device=ordered.device)
+    last = int((ordered > excess / counts).nonzero().max())
+    return (coefficients - excess[last] / counts[last]).clamp(min=0)

@@ -1,0 +1,307 @@
+"""The methods beside FedAvg, FedBuff and Feddle, worked out on three-number models."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from feddle.core.atlas import Atlas
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Weights
+from feddle.core.search import PaperSearch
+from feddle.learning.training import Recipe
+from feddle.strategies.anchors import AdaptiveAnchors, CalibratedAnchors
+from feddle.strategies.ca2fl import CA2FL
+from feddle.strategies.client_cache import ClientCache
+from feddle.strategies.convex import ConvexMerging, into_simplex
+from feddle.strategies.fadas import Amsgrad, Fadas
+from feddle.strategies.fallback import FedBuffFallback
+from feddle.strategies.fedasync import FedAsync
+from feddle.strategies.fedavg import FedAvg
+from feddle.strategies.feddf import Distillation, FedDF
+from feddle.strategies.feddle import Feddle
+from feddle.strategies.median import CoordinateMedian
+from feddle.strategies.server_data import HFCL, Center, FedFT
+from three_numbers import Quadratic, Scaled, arrival, bench, close, numbers, weights
+
+MODEL = weights(1.0, 2.0, 3.0)
+
+
+# --- FedAsync
+
+
+def test_fedasync_mixes_the_clients_whole_model() -> None:
+    # τ = 3: α_τ = 0.8/√4 = 0.4. The client's model is start + Δ = (0,0,1) + (4,0,0) = (4,0,1), so
+    # w = 0.6·(1,2,3) + 0.4·(4,0,1) = (2.2, 1.2, 2.2). A delta against the current model would give (1 + 1.6, 2, 3).
+    late = arrival(4.0, 0.0, 0.0, staleness=3, start=weights(0.0, 0.0, 1.0))
+    assert close(FedAsync(alpha=0.8, exponent=0.5).merge(MODEL, [late]).vector, 2.2, 1.2, 2.2)
+
+
+def test_fedasync_mixes_one_after_the_other_and_its_weight_does_not_compound() -> None:
+    # twice ½ of (4,4,4) from 0: (2,2,2), then (3,3,3); a round later ½ again: (3.5, 3.5, 3.5)
+    strategy, client = FedAsync(alpha=0.5, exponent=0.0), arrival(4.0, 4.0, 4.0)
+    once = strategy.merge(weights(0.0, 0.0, 0.0), [client, client])
+    assert close(once.vector, 3.0, 3.0, 3.0)
+    assert close(strategy.merge(once, [client]).vector, 3.5, 3.5, 3.5)
+
+
+# --- CA2FL
+
+
+def ca2fl(clients: int = 4, buffer_size: int = 2, lr: float = 1.0) -> CA2FL:
+    return CA2FL(ClientCache(clients, 3), buffer_size, lr)
+
+
+def test_ca2fl_calibrates_by_the_clients_last_updates() -> None:
+    strategy = ca2fl()
+    # nobody has reported: h = 0 and the step is the mean, ½((4,0,0) + (0,2,0)) = (2,1,0)
+    first = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0), arrival(0.0, 2.0, 0.0, client=1)])
+    assert close(first.vector, 3.0, 3.0, 3.0)
+    # now h₀ = (4,0,0), h₁ = (0,2,0) and h̄ = ¼(4,2,0) = (1,½,0), over all four clients, not the two that were seen.
+    # ½((6,0,0) − h₀ + (0,0,8) − 0) = (1,0,4), so the step is (2,½,4); with h̄ taken after the cache was updated, or
+    # over the clients seen so far, it would be another
+    second = strategy.merge(first, [arrival(6.0, 0.0, 0.0, client=0), arrival(0.0, 0.0, 8.0, client=2)])
+    assert close(second.vector, 5.0, 3.5, 7.0)
+    assert close(strategy.cache.mean(), 1.5, 0.5, 2.0)  # ¼((6,0,0) + (0,2,0) + (0,0,8))
+
+
+def test_ca2fl_takes_a_client_twice_in_the_buffer_against_its_old_update() -> None:
+    strategy = ca2fl(clients=2)
+    model = strategy.merge(MODEL, [arrival(2.0, 0.0, 0.0, client=0), arrival(0.0, 2.0, 0.0, client=1)])
+    # h₀ = (2,0,0), h̄ = (1,1,0): ½((4,0,0) − h₀ + (6,0,0) − h₀) = (3,0,0), so the step is (4,1,0)
+    again = strategy.merge(model, [arrival(4.0, 0.0, 0.0, number=1), arrival(6.0, 0.0, 0.0, number=2)])
+    assert close(again.vector - model.vector, 4.0, 1.0, 0.0)
+    assert close(strategy.cache[0], 6.0, 0.0, 0.0), "the later one is kept"
+
+
+def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> None:
+    held, mapped = ClientCache(5, 3), ClientCache(5, 3, limit=59, folder=tmp_path / "run")
+    assert held._file is None
+    assert mapped._file is not None
+    for cache in (held, mapped):
+        for client, value in ((3, 1.0), (0, 2.0), (3, 4.0)):
+            cache.put(client, torch.full((3,), value))
+    for client in range(5):
+        assert torch.equal(held[client], mapped[client])
+    assert torch.equal(held.mean(), mapped.mean())
+    assert close(held.mean(), 1.2, 1.2, 1.2)  # (4 + 2)/5
+    assert list((tmp_path / "run").iterdir()) == []
+    with pytest.raises(FeddleError, match=r"last updates of 1000 clients take 0\.0 GB, more than the limit"):
+        ClientCache(1000, 3, limit=10)
+
+
+# --- FADAS
+
+
+def fadas(threshold: int = 10) -> Fadas:
+    return Fadas(Amsgrad(3, beta1=0.5, beta2=0.75, epsilon=1.0), buffer_size=2, lr=1.0, delay_threshold=threshold)
+
+
+def test_fadas_worked_out() -> None:
+    # the mean of (4,−4,0) and (0,−4,0) is (2,−4,0): m = ½·that = (1,−2,0), v = ¼·its square = (1,4,0) = v̂, so the
+    # step is (1/(1+1), −2/(2+1), 0)
+    strategy = fadas()
+    first = strategy.merge(MODEL, [arrival(4.0, -4.0, 0.0), arrival(0.0, -4.0, 0.0)])
+    assert close(first.vector, 1.5, 2.0 - 2 / 3, 3.0)
+    # a zero mean: m = (½,−1,0), v = ¾(1,4,0) falls, but v̂ stays (1,4,0): the step is (½/2, −1/3, 0)
+    second = strategy.merge(first, [arrival(0.0, 0.0, 0.0), arrival(0.0, 0.0, 0.0)])
+    assert close(second.vector, 1.75, 1.0, 3.0)
+
+
+def test_fadas_divides_by_the_largest_delay_beyond_the_threshold() -> None:
+    for staleness, share in ((10, 1.0), (20, 1 / 20)):
+        arrivals = [arrival(4.0, -4.0, 0.0, staleness=1), arrival(0.0, -4.0, 0.0, staleness=staleness)]
+        assert close(fadas().merge(MODEL, arrivals).vector, 1.0 + share / 2, 2.0 - share * 2 / 3, 3.0)
+
+
+def test_fadas_uses_the_clients_own_delta_wherever_it_started() -> None:
+    old, new = (
+        [arrival(4.0, -4.0, 0.0, start=start), arrival(0.0, -4.0, 0.0, start=start)]
+        for start in (weights(9.0, 9.0, 9.0), MODEL)
+    )
+    assert torch.equal(fadas().merge(MODEL, old).vector, fadas().merge(MODEL, new).vector)
+
+
+# --- the median
+
+
+def test_the_median_of_each_coordinate() -> None:
+    odd = [arrival(1.0, 5.0, -1.0), arrival(2.0, -9.0, 0.0), arrival(9.0, 1.0, 7.0)]
+    assert close(CoordinateMedian().merge(MODEL, odd).vector, 3.0, 3.0, 3.0)  # + (2, 1, 0)
+    even = [*odd, arrival(4.0, 3.0, -8.0)]
+    assert close(CoordinateMedian(lr=2.0).merge(MODEL, even).vector, 7.0, 6.0, 2.0)  # + 2·(3, 2, −½)
+
+
+def test_a_wild_update_does_not_move_the_median() -> None:
+    calm = [arrival(1.0, 1.0, 1.0), arrival(1.1, 1.0, 0.9)]
+    merged = CoordinateMedian().merge(weights(0.0, 0.0, 0.0), [*calm, arrival(-1e6, 1e6, 1e6)])
+    assert float(merged.vector.abs().max()) <= 1.1
+
+
+# --- convex merging
+
+
+@pytest.mark.parametrize(
+    ("point", "nearest"),
+    [((0.5, 0.2), (0.5, 0.2)), ((-1.0, 0.5), (0.0, 0.5)), ((1.0, 1.0), (0.5, 0.5)), ((2.0, 0.0), (1.0, 0.0))],
+)
+def test_into_simplex(point: tuple[float, ...], nearest: tuple[float, ...]) -> None:
+    assert close(into_simplex(torch.tensor(point)), *nearest)
+
+
+@given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_into_simplex_is_inside_and_nearest(point: list[float], seed: int) -> None:
+    tensor = torch.tensor(point)
+    inside = into_simplex(tensor)
+    assert float(inside.min()) >= 0
+    assert float(inside.sum()) <= 1 + 1e-5
+    others = torch.rand(200, len(point), generator=torch.Generator().manual_seed(seed))
+    others = others / others.sum(1, keepdim=True).clamp(min=1)
+    distances = (others - tensor).square().sum(1)
+    assert float((inside - tensor).square().sum()) <= float(distances.min()) + 1e-4
+
+
+def test_convex_merging_finds_the_best_point_of_the_hull() -> None:
+    # vertices: the current (0,0,0) and the reported models (4,0,0) and (0,0,1) + (0,4,−1) = (0,4,0).
+    # The server wants (1,2,0) = ¼(4,0,0) + ½(0,4,0) + ¼·current, which is inside
+    reported = [arrival(4.0, 0.0, 0.0), arrival(0.0, 4.0, -1.0, start=weights(0.0, 0.0, 1.0), staleness=5)]
+    origin = weights(0.0, 0.0, 0.0)
+    strategy = ConvexMerging(Quadratic(1.0, 2.0, 0.0), lr=0.01, epochs=400, batch_size=4, seed=0)
+    assert torch.allclose(strategy.merge(origin, reported).vector, torch.tensor([1.0, 2.0, 0.0]), atol=1e-2)
+    # (−1, 9, 0) is outside: no negative coefficient, and at the most the whole of a vertex
+    outside = ConvexMerging(Quadratic(-1.0, 9.0, 0.0), lr=0.01, epochs=400, batch_size=4, seed=0)
+    assert torch.allclose(outside.merge(origin, reported).vector, torch.tensor([0.0, 4.0, 0.0]), atol=1e-2)
+    assert outside.notes["coefficients"] == pytest.approx([0.0, 1.0], abs=1e-3)
+
+
+# --- methods that train on the server's data; the model is y = w·x with one example x = y = 2 for the first number
+
+SGD = Recipe(optimizer="sgd", lr=0.1, epochs=1, batch_size=8)
+
+
+def test_fed_ft_merges_and_then_fine_tunes() -> None:
+    # w₁: 1 + 1 = 2 by the merge; fine-tuning on (2w − 2)² has gradient 8 at 2, so w₁ = 2 − 0.8 = 1.2
+    strategy = FedFT(FedAvg("add_deltas"), bench(), numbers(), SGD, seed=0)
+    merged = strategy.merge(MODEL, [arrival(1.0, 5.0, 0.0)])
+    assert close(merged.vector, 1.2, 7.0, 3.0)
+    # a round without arrivals fine-tunes too: (2.4 − 2)² has gradient 1.6, so w₁ = 1.2 − 0.16 = 1.04
+    assert close(strategy.merge(merged, []).vector, 1.04, 7.0, 3.0)
+
+
+def test_hfcl_averages_the_server_in_as_one_more_client() -> None:
+    # from w₁ = 2 the server's own update is −0.8 with one example; the client's is +0.4 with three, the late one is
+    # discarded: ¼·(−0.8) + ¾·0.4 = 0.1
+    strategy = HFCL(bench(), numbers(), SGD, late="discard", seed=0)
+    arrivals = [arrival(0.4, 0.0, 0.0, examples=3), arrival(100.0, 0.0, 0.0, staleness=1)]
+    assert close(strategy.merge(weights(2.0, 0.0, 0.0), arrivals).vector, 2.1, 0.0, 0.0)
+    assert close(strategy.merge(weights(2.0, 0.0, 0.0), []).vector, 1.2, 0.0, 0.0)
+
+
+def test_center_spreads_its_epochs_and_needs_no_client() -> None:
+    # three epochs over six rounds: after the second, fourth and sixth. From 2: 1.2, 1.04, 1.008
+    strategy = Center(bench(), numbers(), SGD.lasting(3), rounds=6, seed=0)
+    model, seen = weights(2.0, 0.0, 0.0), []
+    for _ in range(7):
+        model = strategy.merge(model, [arrival(100.0, 0.0, 0.0)])
+        seen.append(round(model.vector[0].item(), 4))
+    assert seen == [2.0, 1.2, 1.2, 1.04, 1.04, 1.008, 1.008]
+    assert strategy.max_staleness == -1
+
+
+def test_center_keeps_its_optimiser_through_a_stop() -> None:
+    def center() -> Center:
+        return Center(bench(), numbers(), Recipe("adam", 0.1, 8), rounds=8, seed=0)
+
+    whole, first, second = center(), center(), center()
+    model = start = weights(2.0, 0.0, 0.0)
+    for _ in range(8):
+        model = whole.merge(model, [])
+    half = start
+    for _ in range(4):
+        half = first.merge(half, [])
+    second.load_state_dict(first.state_dict())
+    for _ in range(4):
+        half = second.merge(half, [])
+    assert torch.equal(half.vector, model.vector)
+    fresh = start
+    for _ in range(8):
+        fresh = center().merge(fresh, [])
+    assert not torch.equal(fresh.vector, model.vector), "one optimiser, not one a round"
+
+
+# --- FedDF
+
+
+def feddf(how: Distillation) -> FedDF:
+    return FedDF(bench(Scaled()), numbers(), how, late="add_deltas", seed=0)
+
+
+def test_feddf_teachers() -> None:
+    # with x = 2 the logits are 2w. Two teachers, w = (0, ½ln 9, −9) and (0, 0, −9): logits (0, ln 9, −18), (0, 0, −18).
+    # Their mean (0, ln 3, −18) has softmax (¼, ¾, 0); their softmaxes (0.1, 0.9, 0), (½, ½, 0) have mean (0.3, 0.7, 0)
+    half_ln9 = 0.5 * 2.1972246
+    teachers = [arrival(0.0, half_ln9, -9.0), arrival(0.0, 0.0, -8.0, start=weights(0.0, 0.0, -1.0))]
+    logits = feddf(Distillation(SGD)).teach(teachers)
+    assert torch.allclose(logits, torch.tensor([[0.25, 0.75, 0.0]]), atol=1e-4)
+    losses = feddf(Distillation(SGD, average="losses")).teach(teachers)
+    assert torch.allclose(losses, torch.tensor([[0.3, 0.7, 0.0]]), atol=1e-4)
+    # at temperature 2 the first teacher's logits are halved: (0, ln 3, −9), softmax (¼, ¾, 0)
+    warm = feddf(Distillation(SGD, temperature=2.0)).teach(teachers[:1])
+    assert torch.allclose(warm, torch.tensor([[0.25, 0.75, 0.0]]), atol=1e-3)
+
+
+def test_feddf_distils_what_the_teachers_know_together() -> None:
+    teachers = [arrival(1.0, 0.0, 0.0, examples=9), arrival(0.0, 1.0, 0.0, examples=1)]
+    strategy = feddf(Distillation(Recipe(optimizer="sgd", lr=0.5, epochs=200)))
+    merged = strategy.merge(weights(0.0, 0.0, 0.0), teachers)
+    # both teachers count the same, whatever the average by examples says: the student's first two logits agree
+    assert merged.vector[0].item() == pytest.approx(merged.vector[1].item(), abs=1e-3)
+    assert strategy.notes["distillation_loss"] < 1e-4
+    assert strategy.notes["distillation_epochs"] == 200
+
+
+def test_feddf_stops_early_when_the_loss_no_longer_falls() -> None:
+    strategy = feddf(Distillation(Recipe(optimizer="sgd", lr=0.5, epochs=5000), patience=2))
+    strategy.merge(weights(0.0, 0.0, 0.0), [arrival(1.0, 0.0, 0.0), arrival(0.0, 1.0, 0.0)])
+    assert strategy.notes["distillation_epochs"] < 5000
+
+
+# --- anchors that are more than raw updates
+
+
+def with_anchors(kind: CalibratedAnchors | AdaptiveAnchors) -> Feddle:
+    search = PaperSearch(lr=1e-9, epochs=1, batch_size=4)
+    return Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), anchors=kind)
+
+
+def test_calibrated_anchors() -> None:
+    strategy = with_anchors(CalibratedAnchors(ClientCache(2, 3)))
+    strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0)])
+    # h₀ = (4,0,0), h̄ = (2,0,0): the next update (4,2,0) of client 0 becomes (2,0,0) + (4,2,0) − (4,0,0) = (2,2,0)
+    strategy.merge(MODEL, [arrival(4.0, 2.0, 0.0, client=0)])
+    assert close(strategy.atlas.active()[0], 4.0, 0.0, 0.0)
+    assert close(strategy.atlas.active()[1], 2.0, 2.0, 0.0)
+
+
+def test_adaptive_anchors_keep_the_length_and_even_out_the_coordinates() -> None:
+    # β₂ = ¾, ε = 0 in effect: √v̂ = ½|Δ|, so the first anchor is ±1 where Δ is not 0, at the length of Δ
+    kind = AdaptiveAnchors(Amsgrad(3, beta2=0.75, epsilon=1e-12))
+    anchor = kind(arrival(3.0, -4.0, 0.0))
+    assert close(anchor, 5 / 2**0.5, -5 / 2**0.5, 0.0)
+    assert not kind(arrival(0.0, 0.0, 0.0)).any()
+
+
+def test_merge_by_hand_without_a_simulator() -> None:
+    import feddle
+
+    updates = [
+        feddle.Update(feddle.Job(client=c, number=0, version=0), torch.ones(3), torch.zeros(0), 10) for c in (1, 2)
+    ]
+    model = feddle.Weights(torch.zeros(3), torch.zeros(0))
+    arrivals = [feddle.Arrival(update, staleness=0, start=model) for update in updates]
+    merged: Weights = FedAvg().merge(model, arrivals)
+    assert isinstance(merged.vector, Tensor)
+    assert close(merged.vector, 1.0, 1.0, 1.0)

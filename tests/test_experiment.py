@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -98,6 +98,7 @@ def test_the_configs_in_the_repo_are_valid(path: Path) -> None:
 
 
 BAD: list[tuple[str, str]] = [
+    ("method={name: fedavg, atlas_size: 3}", "method: 'atlas_size' is an option of feddle, not of fedavg"),
     ("seed=2001-99-99", "the value of seed is not valid YAML: month must be in 1..12"),
     ("seed={a: 1, a: 2}", "the key 'a' is given twice"),
     ("delays.sigma=1e308", "delays.sigma: input should be less than or equal to 1000000"),
@@ -121,7 +122,7 @@ BAD: list[tuple[str, str]] = [
     ("data.server.samples=359", "data.server.samples must leave some of the 359 test images"),
     ("data.name=digitz", "did you mean 'digits'?"),
     ("data.image_size=16", "the CNN takes images from 28×28 up"),
-    ("data.server.samples=0", "feddle searches on the server's data, but there is none"),
+    ("data.server.samples=0", "feddle uses the server's data, but there is none"),
     ("training.lr=1e30", "lower training.lr"),
     ("method.search.lr=1e30", "lower method.search.lr"),
     ("clients={count: 500, per_round: 400}", "clients have any data, but clients.per_round is 400"),
@@ -224,6 +225,44 @@ def test_the_same_seed_gives_the_same_bits_in_any_process(tmp_path: Path, tiny_f
     assert (tmp_path / "here" / "model.safetensors").read_bytes() != (
         tmp_path / "other" / "model.safetensors"
     ).read_bytes()
+
+
+METHODS = [member.named() for member in get_args(cfg.AnyMethod)]
+
+
+def test_there_are_twelve_methods_and_each_has_a_section() -> None:
+    assert len(METHODS) == 12
+    titles = [line for line in Path("docs/methods.md").read_text().splitlines() if line.startswith("## ")]
+    assert {f"## {name}" for name in METHODS} <= set(titles)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_repeats_and_learns_something(tmp_path: Path, method: str) -> None:
+    runs = [
+        run_config(tiny(method=method, workers=w, delays={"sigma": 0.5}), tmp_path / str(w), quiet=True) for w in (0, 2)
+    ]
+    assert torch.equal(runs[0].server.model.vector, runs[1].server.model.vector)
+    fresh = Run(tiny(method=method), build_federation(tiny(method=method)))
+    assert not torch.equal(runs[0].server.model.vector, fresh.server.model.vector)
+
+
+def test_center_trains_no_client(tmp_path: Path) -> None:
+    run = run_config(tiny(method="center"), tmp_path / "run", quiet=True)
+    assert not any(line["arrivals"] for line in run.history)
+
+
+@pytest.mark.slow
+def test_feddf_takes_data_of_another_domain_and_feddle_not_yet() -> None:
+    config = tiny(
+        method="feddf", data={**TINY["data"], "name": "fashion-mnist", "server": {"name": "digits", "samples": 50}}
+    )
+    federation = build_federation(config)
+    assert federation.server is not None
+    assert federation.test is not None
+    assert (federation.out_of_domain, len(federation.server), len(federation.test)) == ("digits", 50, 10_000)
+    assert federation.server.take(torch.arange(2))[0].shape == (2, 1, 28, 28)
+    with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task, but .* digits"):
+        Run(tiny(method="feddle"), federation)
 
 
 @pytest.mark.parametrize("method", ["feddle", "fedbuff", "fedavg"])

@@ -6,11 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
-from feddle.core.layout import Weights
 from feddle.core.search import PaperSearch
 from feddle.learning.training import Recipe
 from feddle.strategies.anchors import AdaptiveAnchors, CalibratedAnchors
@@ -294,14 +292,7 @@ def test_adaptive_anchors_keep_the_length_and_even_out_the_coordinates() -> None
     assert not kind(arrival(0.0, 0.0, 0.0)).any()
 
 
-def test_merge_by_hand_without_a_simulator() -> None:
-    import feddle
-
-    updates = [
-        feddle.Update(feddle.Job(client=c, number=0, version=0), torch.ones(3), torch.zeros(0), 10) for c in (1, 2)
-    ]
-    model = feddle.Weights(torch.zeros(3), torch.zeros(0))
-    arrivals = [feddle.Arrival(update, staleness=0, start=model) for update in updates]
-    merged: Weights = FedAvg().merge(model, arrivals)
-    assert isinstance(merged.vector, Tensor)
-    assert close(merged.vector, 1.0, 1.0, 1.0)
+def test_the_example_in_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = Path("docs/methods.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(compile(code, "methods.md", "exec"), {})  # noqa: S102  # our own docs
+    assert capsys.readouterr().out == "tensor([2., 2., 0.])\n"

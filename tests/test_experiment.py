@@ -261,7 +261,7 @@ def test_feddf_takes_data_of_another_domain_and_feddle_not_yet() -> None:
     assert federation.test is not None
     assert (federation.out_of_domain, len(federation.server), len(federation.test)) == ("digits", 50, 10_000)
     assert federation.server.take(torch.arange(2))[0].shape == (2, 1, 28, 28)
-    with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task, but .* digits"):
+    with pytest.raises(FeddleError, match=r"feddle needs server data of the clients' own task, but .* digits"):
         Run(tiny(method="feddle"), federation)
 
 

@@ -1,5 +1,6 @@
 """The virtual clock: who is sampled, when updates arrive, and what repeats."""
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
+from feddle.learning.partition import even
 from feddle.runtimes.simulation import Delays, Simulation
 from feddle.server import Server
 from feddle.strategies.fedavg import FedAvg, Late
@@ -105,6 +107,22 @@ def test_delays_per_client_stay_and_per_job_change() -> None:
     assert len({by_client(Job(5, n, n)) for n in range(20)}) == 1
     assert len({by_job(Job(5, n, n)) for n in range(20)}) > 5
     assert Delays(0.0, "job", 0)(Job(5, 0, 0)) == 0
+
+
+def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
+    began = time.perf_counter()
+    partition = even(60_000, clients=1_000_000, seed=0)
+    eligible = partition.sizes.nonzero().flatten().numpy()
+    server = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"))
+    delays = Delays(20.0, "client", seed=0)
+    world = Simulation(server, Scripted(), delays, eligible=eligible, per_round=10, seed=0)
+    for _ in range(100):
+        world.step()
+    assert time.perf_counter() - began < 30  # seconds; a fifth of that on a quiet core
+    # what is kept is kept for jobs in flight and for clients that were sampled, not for all
+    assert len(server._in_flight) == len(world._queue) < 100 * 10
+    assert len(server._pinned) <= 100
+    assert len(server._jobs_of) <= 100 * 10
 
 
 @settings(deadline=None, max_examples=40)

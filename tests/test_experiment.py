@@ -464,6 +464,21 @@ def test_bring_your_own_model_and_data() -> None:
         assert (model.eval()(points).argmax(1) == labels).sum().item() == 500 * run.result["last_accuracy"]
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_a_model_with_batchnorm(method: str) -> None:
+    torch.manual_seed(0)
+    # 17 examples in batches of 16: a last batch of one, which BatchNorm cannot train on, is left out
+    clients, training = [cloud(17, seed=i) for i in range(6)], {"batch_size": 16, "epochs": 2}
+    run = feddle.simulate(
+        Net(), clients, server=cloud(33, 98), per_round=3, rounds=6, method=method, training=training, workers=0
+    )
+    model = run.server.model
+    assert bool(model.vector.isfinite().all())
+    mean, variance = model.buffers[:16], model.buffers[16:]
+    assert bool((variance > 0).all())
+    assert bool(mean.any()), "the statistics were learnt"
+
+
 def test_bring_your_own_method() -> None:
     class Latest:
         """Take the last arrival's model."""

@@ -24,6 +24,7 @@ from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.search import LbfgsSearch, PaperSearch
 from feddle.experiment import config as cfg
+from feddle.experiment import methods
 from feddle.experiment.build import build_federation
 from feddle.experiment.folder import run_config
 from feddle.experiment.load import load_config, parse_config
@@ -33,9 +34,12 @@ from feddle.learning.training import Recipe
 from feddle.runtimes.simulation import Delays
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
+from feddle.strategies.anchors import CalibratedAnchors
+from feddle.strategies.convex import into_simplex
 from feddle.strategies.fallback import FedAsyncFallback
 from feddle.strategies.fedavg import FedAvg
 from feddle.strategies.fedbuff import FedBuff
+from feddle.strategies.feddf import Distillation
 from feddle.strategies.feddle import Feddle
 
 TINY: dict[str, Any] = {
@@ -73,16 +77,16 @@ def test_defaults_are_the_papers_setting() -> None:
     config = parse_config({})
     assert (config.rounds, config.clients.count, config.clients.per_round) == (200, 500, 10)
     assert config.data.server.samples == 1000
-    assert isinstance(config.method, cfg.Feddle)
+    assert isinstance(config.method, methods.Feddle)
 
 
 def test_a_bare_name_and_options_without_a_name() -> None:
-    assert parse_config({"method": "fedbuff"}).method == cfg.FedBuff()
-    assert parse_config({}, ["method=fedavg", "method.late=add_deltas"]).method == cfg.FedAvg(late="add_deltas")
+    assert parse_config({"method": "fedbuff"}).method == methods.FedBuff()
+    assert parse_config({}, ["method=fedavg", "method.late=add_deltas"]).method == methods.FedAvg(late="add_deltas")
     deep = parse_config({}, ["method.search.lr=0.5", "method.fallback=none"]).method
-    assert isinstance(deep, cfg.Feddle)
-    assert deep.search == cfg.PaperSearch(lr=0.5)
-    assert deep.fallback == cfg.NoFallback()
+    assert isinstance(deep, methods.Feddle)
+    assert deep.search == methods.PaperSearch(lr=0.5)
+    assert deep.fallback == methods.NoFallback()
 
 
 def test_every_config_survives_its_own_file(tmp_path: Path) -> None:
@@ -98,7 +102,9 @@ def test_the_configs_in_the_repo_are_valid(path: Path) -> None:
 
 
 BAD: list[tuple[str, str]] = [
-    ("method={name: fedavg, atlas_size: 3}", "method: 'atlas_size' is an option of feddle, not of fedavg"),
+    ("method={name: fedavg, atlas_size: 3}", "method: unknown key 'atlas_size'; 'atlas_size' is an option of feddle"),
+    ("method={name: fedavg, atlas: 3}", "unknown key 'atlas'; 'atlas_size' is an option of feddle, not of fedavg"),
+    ("method={name: fed+ft, late: discard}", "method: unknown key 'late'; did you mean 'base.late'?"),
     ("seed=2001-99-99", "the value of seed is not valid YAML: month must be in 1..12"),
     ("seed={a: 1, a: 2}", "the key 'a' is given twice"),
     ("delays.sigma=1e308", "delays.sigma: input should be less than or equal to 1000000"),
@@ -227,7 +233,7 @@ def test_the_same_seed_gives_the_same_bits_in_any_process(tmp_path: Path, tiny_f
     ).read_bytes()
 
 
-METHODS = [member.named() for member in get_args(cfg.AnyMethod)]
+METHODS = [member.named() for member in get_args(methods.AnyMethod)]
 
 
 def test_there_are_twelve_methods_and_each_has_a_section() -> None:
@@ -248,7 +254,7 @@ def test_every_method_runs_repeats_and_learns_something(tmp_path: Path, method: 
 
 def test_center_trains_no_client(tmp_path: Path) -> None:
     run = run_config(tiny(method="center"), tmp_path / "run", quiet=True)
-    assert not any(line["arrivals"] for line in run.history)
+    assert not any(line["arrivals"] or line["bytes_down"] for line in run.history)
 
 
 @pytest.mark.slow
@@ -261,6 +267,9 @@ def test_feddf_takes_data_of_another_domain_and_feddle_not_yet() -> None:
     assert federation.test is not None
     assert (federation.out_of_domain, len(federation.server), len(federation.test)) == ("digits", 50, 10_000)
     assert federation.server.take(torch.arange(2))[0].shape == (2, 1, 28, 28)
+    distilled = Run(config, federation)
+    distilled.go()
+    assert any("distillation_loss" in line for line in distilled.history)
     with pytest.raises(FeddleError, match=r"feddle needs server data of the clients' own task, but .* digits"):
         Run(tiny(method="feddle"), federation)
 
@@ -367,6 +376,38 @@ def test_every_option_reaches_what_it_is_for() -> None:
         other = parts({"method": {"search": name}}).server.strategy
         assert isinstance(other, Feddle)
         assert other.search == search
+
+
+def strategy_of(**method: Any) -> Any:
+    config = tiny(method=method)
+    return Run(config, build_federation(config)).server.strategy
+
+
+def test_the_options_of_the_other_methods_reach_them() -> None:
+    fedasync = strategy_of(name="fedasync", alpha=0.9, exponent=0.1)
+    assert (fedasync.alpha, fedasync.exponent) == (0.9, 0.1)
+    ca2fl = strategy_of(name="ca2fl", buffer_size=3, lr=0.5)
+    assert (ca2fl.buffer.size, ca2fl.lr, ca2fl.cache.clients) == (3, 0.5, 20)
+    fadas = strategy_of(name="fadas", buffer_size=3, lr=0.5, beta1=0.1, beta2=0.2, epsilon=0.3, delay_threshold=4)
+    assert (fadas.buffer.size, fadas.lr, fadas.delay_threshold) == (3, 0.5, 4)
+    assert (fadas.moments.beta1, fadas.moments.beta2, fadas.moments.epsilon) == (0.1, 0.2, 0.3)
+    center = strategy_of(name="center", lr=0.5, epochs=7, batch_size=3)
+    assert (center.recipe, center.rounds) == (Recipe("adam", 0.5, 7, 3), 4)
+    tuned = strategy_of(name="fed+ft", base={"name": "fedbuff", "buffer_size": 3}, lr=0.5, epochs=7, batch_size=3)
+    assert (tuned.recipe, tuned.base.buffer.size) == (Recipe("adam", 0.5, 7, 3), 3)
+    assert strategy_of(name="fed+ft", base={"late": "add_deltas"}).base.late == "add_deltas"
+    hfcl = strategy_of(name="hfcl", late="average_models")
+    assert (hfcl.late, hfcl.recipe) == ("average_models", Recipe(epochs=1))
+    feddf = strategy_of(name="feddf", late="add_deltas", lr=0.5, epochs=7, temperature=3, average="losses", patience=2)
+    assert feddf.late == "add_deltas"
+    assert feddf.distillation == Distillation(Recipe("adam", 0.5, 7), 3.0, "losses", 2)
+    convex = strategy_of(name="convex", lr=0.5, epochs=7, batch_size=3)
+    assert convex.search == PaperSearch(0.5, 7, 3, constraint=into_simplex)
+    assert strategy_of(name="median", lr=0.5).lr == 0.5
+    calibrated = strategy_of(name="feddle", anchors="calibrated").anchors
+    assert isinstance(calibrated, CalibratedAnchors)
+    adaptive = strategy_of(name="feddle", anchors={"name": "adaptive", "beta2": 0.5, "epsilon": 0.1}).anchors
+    assert (adaptive.moments.beta2, adaptive.moments.epsilon) == (0.5, 0.1)
 
 
 def test_the_papers_rule_is_the_best_of_the_last_five_evaluations() -> None:
@@ -525,8 +566,8 @@ def test_compare_runs_each_method_and_writes_a_page(tiny_file: Path) -> None:
     assert f"Report: {out / 'report.html'}" in done.stdout
     assert "accuracy" in done.stderr, "progress goes to stderr"
     saved = load_config(out / "feddle" / "config.yaml").method
-    assert isinstance(saved, cfg.Feddle)
-    assert saved.search == cfg.PaperSearch(epochs=1), "the file's own method keeps its options"
+    assert isinstance(saved, methods.Feddle)
+    assert saved.search == methods.PaperSearch(epochs=1), "the file's own method keeps its options"
 
 
 def test_compare_checks_before_it_trains(tiny_file: Path) -> None:

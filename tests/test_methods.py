@@ -1,5 +1,7 @@
 """The methods beside FedAvg, FedBuff and Feddle, worked out on three-number models."""
 
+import errno
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from feddle.core.search import PaperSearch
 from feddle.learning.training import Recipe
 from feddle.strategies.anchors import AdaptiveAnchors, CalibratedAnchors
 from feddle.strategies.ca2fl import CA2FL
-from feddle.strategies.client_cache import ClientCache
+from feddle.strategies.client_cache import ClientCache, _FileRows, _HeldRows
 from feddle.strategies.convex import ConvexMerging, into_simplex
 from feddle.strategies.fadas import Amsgrad, Fadas
 from feddle.strategies.fallback import FedBuffFallback
@@ -77,8 +79,8 @@ def test_ca2fl_takes_a_client_twice_in_the_buffer_against_its_old_update() -> No
 
 def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> None:
     held, mapped = ClientCache(5, 3), ClientCache(5, 3, limit=59, folder=tmp_path / "run")
-    assert held._file is None
-    assert mapped._file is not None
+    assert isinstance(held._rows, _HeldRows)
+    assert isinstance(mapped._rows, _FileRows)
     for cache in (held, mapped):
         for client, value in ((3, 1.0), (0, 2.0), (3, 4.0)):
             cache.put(client, torch.full((3,), value))
@@ -87,8 +89,41 @@ def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> 
     assert torch.equal(held.mean(), mapped.mean())
     assert close(held.mean(), 1.2, 1.2, 1.2)  # (4 + 2)/5
     assert list((tmp_path / "run").iterdir()) == []
-    with pytest.raises(FeddleError, match=r"last updates of 1000 clients take 0\.0 GB, more than the limit"):
+    restored = ClientCache(5, 3, limit=59, folder=tmp_path / "run")
+    restored.load_state_dict(mapped.state_dict())
+    assert all(torch.equal(restored[c], mapped[c]) for c in range(5))
+    assert torch.equal(restored.mean(), mapped.mean())
+    with pytest.raises(FeddleError, match=r"last updates of 1000 clients \(0\.012 MB\) take more than the limit"):
         ClientCache(1000, 3, limit=10)
+
+
+def test_the_cache_says_when_there_is_no_room_and_who_is_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = ClientCache(2, 3, limit=0, folder=tmp_path)
+    for client in (7, 8):
+        cache.put(client, torch.ones(3))
+    with pytest.raises(FeddleError, match="client 9 is one more than the 2 clients"):
+        cache.put(9, torch.ones(3))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(FeddleError, match=r"no room left for the last updates of 2 clients .* No space left"):
+        cache.put(7, torch.zeros(3))
+    assert close(cache[7], 1.0, 1.0, 1.0)
+    assert close(cache.mean(), 1.0, 1.0, 1.0), "what could not be kept does not count"
+
+
+def test_what_a_strategy_keeps_is_its_own() -> None:
+    # a caller may use the memory of an update again: what was collected must not change with it
+    for strategy in (ca2fl(), fadas()):
+        one = arrival(4.0, 2.0, 1.0)
+        strategy.merge(MODEL, [one])
+        before = {name: tensor.clone() for name, tensor in strategy.state_dict().items()}
+        one.update.delta.zero_()
+        assert all(torch.equal(before[name], tensor) for name, tensor in strategy.state_dict().items())
 
 
 # --- FADAS
@@ -167,10 +202,11 @@ def test_convex_merging_finds_the_best_point_of_the_hull() -> None:
     # The server wants (1,2,0) = ¼(4,0,0) + ½(0,4,0) + ¼·current, which is inside
     reported = [arrival(4.0, 0.0, 0.0), arrival(0.0, 4.0, -1.0, start=weights(0.0, 0.0, 1.0), staleness=5)]
     origin = weights(0.0, 0.0, 0.0)
-    strategy = ConvexMerging(Quadratic(1.0, 2.0, 0.0), lr=0.01, epochs=400, batch_size=4, seed=0)
+    search = PaperSearch(lr=0.01, epochs=400, batch_size=4, constraint=into_simplex)
+    strategy = ConvexMerging(Quadratic(1.0, 2.0, 0.0), search, seed=0)
     assert torch.allclose(strategy.merge(origin, reported).vector, torch.tensor([1.0, 2.0, 0.0]), atol=1e-2)
     # (−1, 9, 0) is outside: no negative coefficient, and at the most the whole of a vertex
-    outside = ConvexMerging(Quadratic(-1.0, 9.0, 0.0), lr=0.01, epochs=400, batch_size=4, seed=0)
+    outside = ConvexMerging(Quadratic(-1.0, 9.0, 0.0), search, seed=0)
     assert torch.allclose(outside.merge(origin, reported).vector, torch.tensor([0.0, 4.0, 0.0]), atol=1e-2)
     assert outside.notes["coefficients"] == pytest.approx([0.0, 1.0], abs=1e-3)
 
@@ -207,6 +243,17 @@ def test_center_spreads_its_epochs_and_needs_no_client() -> None:
         seen.append(round(model.vector[0].item(), 4))
     assert seen == [2.0, 1.2, 1.2, 1.04, 1.04, 1.008, 1.008]
     assert strategy.max_staleness == -1
+
+
+def test_feddf_at_a_temperature_worked_out() -> None:
+    # one teacher with logits 2w = (0, 2·ln 3, −18): at T = 2 its softmax is (¼, ¾, 0). The student is the average, the
+    # teacher itself, so nothing moves; from (0,0,0) instead, the gradient of T²·KL by the logits is T·(q − p) with
+    # q = (⅓,⅓,⅓): 2·(1/12, −5/12, ⅓), times x = 2 for the weights: (⅓, −5/3, 4/3). One SGD step of 0.1:
+    teacher = arrival(0.0, 1.0986123, -9.0)
+    strategy = feddf(Distillation(SGD, temperature=2.0))
+    targets = strategy.teach([teacher])
+    student = strategy._distil(weights(0.0, 0.0, 0.0), targets)
+    assert torch.allclose(student.vector, torch.tensor([-1 / 30, 1 / 6, -2 / 15]), atol=1e-3)
 
 
 def test_center_keeps_its_optimiser_through_a_stop() -> None:
@@ -284,15 +331,52 @@ def test_calibrated_anchors() -> None:
     assert close(strategy.atlas.active()[1], 2.0, 2.0, 0.0)
 
 
+def test_calibrated_anchors_of_one_merge_are_calibrated_alike() -> None:
+    kind = CalibratedAnchors(ClientCache(2, 3))
+    kind([arrival(2.0, 0.0, 0.0, client=0), arrival(0.0, 2.0, 0.0, client=1)])
+    # h₀ = (2,0,0), h̄ = (1,1,0): both updates of client 0 are taken against the old ones, (1,1,0) + (4,0,0) − (2,0,0)
+    # and (1,1,0) + (6,0,0) − (2,0,0); their mean (4,1,0) is CA2FL's step
+    first, second = kind([arrival(4.0, 0.0, 0.0, number=1), arrival(6.0, 0.0, 0.0, number=2)])
+    assert close(first, 3.0, 1.0, 0.0)
+    assert close(second, 5.0, 1.0, 0.0)
+    assert close(kind.cache[0], 6.0, 0.0, 0.0)
+
+
+def test_a_zero_update_is_no_anchor_even_when_it_would_be_calibrated() -> None:
+    strategy = with_anchors(CalibratedAnchors(ClientCache(4, 3)))
+    model = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0)])
+    assert torch.equal(strategy.merge(model, [arrival(0.0, 0.0, 0.0, client=0)]).vector, model.vector)
+    assert close(strategy.anchors.state_dict()["updates"][0], 4.0, 0.0, 0.0)
+
+
 def test_adaptive_anchors_keep_the_length_and_even_out_the_coordinates() -> None:
     # β₂ = ¾, ε = 0 in effect: √v̂ = ½|Δ|, so the first anchor is ±1 where Δ is not 0, at the length of Δ
     kind = AdaptiveAnchors(Amsgrad(3, beta2=0.75, epsilon=1e-12))
-    anchor = kind(arrival(3.0, -4.0, 0.0))
+    [anchor] = kind([arrival(3.0, -4.0, 0.0)])
     assert close(anchor, 5 / 2**0.5, -5 / 2**0.5, 0.0)
-    assert not kind(arrival(0.0, 0.0, 0.0)).any()
+    assert kind([]) == []
 
 
-def test_the_example_in_the_docs_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    code = Path("docs/methods.md").read_text().split("```python\n")[1].split("```")[0]
-    exec(compile(code, "methods.md", "exec"), {})  # noqa: S102  # our own docs
-    assert capsys.readouterr().out == "tensor([2., 2., 0.])\n"
+def test_adaptive_anchors_share_the_moments_of_their_mean() -> None:
+    # the mean of (4,0,0) and (0,8,0) is (2,4,0): √v̂ = ½·(2,4,0) = (1,2,0), so the anchors stay on their axes
+    kind = AdaptiveAnchors(Amsgrad(3, beta2=0.75, epsilon=1e-12))
+    first, second = kind([arrival(4.0, 0.0, 0.0), arrival(0.0, 8.0, 0.0)])
+    assert close(first, 4.0, 0.0, 0.0)
+    assert close(second, 0.0, 8.0, 0.0)
+    assert close(kind.moments.largest, 1.0, 4.0, 0.0)
+
+
+def test_adaptive_anchors_fall_back_on_the_update_when_its_length_is_lost() -> None:
+    kind = AdaptiveAnchors(Amsgrad(3, epsilon=1e-8))
+    kind([arrival(1e12, 1e12, 1e12)])
+    [anchor] = kind([arrival(1e-15, 0.0, 0.0)])
+    assert bool(anchor.isfinite().all())
+
+
+def test_the_examples_in_the_docs_run(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = [part.split("```")[0] for part in Path("docs/methods.md").read_text().split("```python\n")[1:]]
+    for code in examples:
+        exec(compile(code, "methods.md", "exec"), {})  # noqa: S102  # our own docs
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "tensor([2., 2., 0.])"
+    assert len(json.loads(second)) == 1

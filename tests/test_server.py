@@ -82,3 +82,4 @@ def test_a_zero_update_is_counted() -> None:
     core = server()
     assert core.receive(update(core.dispatch(1), 0.0, 0.0, 0.0))
     assert core.zero_updates == 1
+    assert not core.advance(), "it says nothing, so no strategy sees it"

@@ -13,7 +13,7 @@ from feddle.learning.training import Recipe
 from feddle.strategies.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors
 from feddle.strategies.ca2fl import CA2FL
 from feddle.strategies.client_cache import ClientCache
-from feddle.strategies.convex import ConvexMerging
+from feddle.strategies.convex import ConvexMerging, into_simplex
 from feddle.strategies.fadas import Amsgrad, Fadas
 from feddle.strategies.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.strategies.fedasync import FedAsync
@@ -202,7 +202,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "ca2fl": lambda: CA2FL(ClientCache(9, 3), buffer_size=2),
     "fadas": lambda: Fadas(Amsgrad(3), buffer_size=2),
     "median": CoordinateMedian,
-    "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), lr=0.05, epochs=2, batch_size=2, seed=0),
+    "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), PaperSearch(0.05, 2, 2, constraint=into_simplex), seed=0),
     "center": lambda: Center(bench(statistic=True), numbers(), RECIPE, rounds=1, seed=0),
     "fed+ft": lambda: FedFT(FedBuff(buffer_size=2), bench(statistic=True), numbers(), RECIPE, seed=0),
     "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
@@ -243,6 +243,16 @@ def test_a_merge_is_finite_and_changes_no_argument(name: str, scenario: str) -> 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - TRAIN_ALONE))
 def test_no_arrival_leaves_the_model_as_it_is(name: str) -> None:
     assert same(STRATEGIES[name]().merge(START, []), START)
+
+
+@every_strategy
+def test_a_saved_state_does_not_change_as_the_strategy_goes_on(name: str) -> None:
+    strategy = STRATEGIES[name]()
+    model = strategy.merge(START, SCENARIOS["many"])
+    saved = strategy.state_dict()
+    before = {n: t.clone() for n, t in saved.items()}
+    strategy.merge(model, SCENARIOS["many"])
+    assert all(torch.equal(t.nan_to_num(-1), before[n].nan_to_num(-1)) for n, t in saved.items())
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - TRAIN_ALONE))

@@ -23,7 +23,8 @@ class Server:
     """Versions of the model, jobs in flight, and what has arrived for the next merge.
 
     A version is made each round, whether the model changed or not. Updates are checked here: a bad one is refused,
-    counted by reason in `refused`, and changes nothing. An update of norm zero is merged as nothing, and counted.
+    counted by reason in `refused`, and changes nothing. An update of norm zero says
+    nothing: it is counted, and no strategy sees it.
     """
 
     def __init__(self, model: Weights, strategy: Strategy) -> None:
@@ -60,7 +61,9 @@ class Server:
         if reason := self._fault(update):
             self.refused[reason] += 1
             return False
-        self.zero_updates += not torch.linalg.vector_norm(update.delta)
+        if not torch.linalg.vector_norm(update.delta):
+            self.zero_updates += 1
+            return True
         self._arrivals.append(Arrival(update, self.version - update.job.version, start))
         return True
 

@@ -16,6 +16,7 @@ from feddle.cli.display import RunDisplay
 from feddle.core.errors import FeddleError
 from feddle.experiment import config as cfg
 from feddle.experiment.load import load_config
+from feddle.experiment.methods import AnyMethod
 from feddle.version import __version__
 
 # torch takes a second or two to import: commands that do without it answer at once
@@ -101,6 +102,8 @@ def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: b
         check_free(folder)
     data = configs[0].data  # fetched before the display starts, since a download shows progress of its own
     fetch(data.name, folder=None if data.folder is None else Path(data.folder), quiet=quiet)
+    if data.server.name is not None:
+        fetch(data.server.name, quiet=quiet)
     with RunDisplay(configs[0].rounds, quiet=quiet) as display:
         for config, folder in zip(configs, folders, strict=True):
             display.begin(config.method.name)
@@ -133,7 +136,7 @@ def report(runs: tuple[Path, ...], out: Path) -> None:
 def methods() -> None:
     """List the methods."""
     table = Table("method", "what it does", box=None, pad_edge=False)
-    for member in get_args(cfg.AnyMethod):
+    for member in get_args(AnyMethod):
         table.add_row(member.model_fields["name"].default, member.__doc__)
     Console().print(table)
 

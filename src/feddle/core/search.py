@@ -1,7 +1,7 @@
 """The search for merging coefficients over the server's data."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,12 +67,14 @@ class PaperSearch:
     """Adam over mini-batches of the server's data, fresh each round: our reading of the paper.
 
     With `anneal`, the learning rate falls to zero over the search: large steps first, little noise at the end.
+    `constraint` brings the coefficients back to where they may be, after each step.
     """
 
     lr: float
     epochs: int
     batch_size: int
     anneal: bool = False
+    constraint: Callable[[Tensor], Tensor] | None = None
 
     def __call__(
         self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
@@ -90,10 +92,12 @@ class PaperSearch:
                 loss, gradient = objective.loss_and_gradient(space.point(coefficients), examples)
                 coefficients.grad = space.project(gradient) + regularisation * (coefficients - start)
                 optimizer.step()
+                if self.constraint is not None:
+                    coefficients.copy_(self.constraint(coefficients))
                 losses.append(loss)
         sizes = mini_batch_sizes(len(objective), self.batch_size)
         mean = sum(n * loss for n, loss in zip(sizes, losses[-len(sizes) :], strict=True)) / len(objective)
-        return _checked(coefficients, mean, f"lower method.search.lr (now {self.lr:g})")
+        return _checked(coefficients, mean, f"lower method.search.lr (now {self.lr:g}; method.lr of convex)")
 
 
 @dataclass(frozen=True)

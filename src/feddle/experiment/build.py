@@ -15,6 +15,7 @@ from feddle.core.layout import Layout
 from feddle.core.search import LbfgsSearch, PaperSearch, Search
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.experiment import config as cfg
+from feddle.experiment import methods
 from feddle.learning import datasets
 from feddle.learning.examples import Examples, Images, Selection, resize
 from feddle.learning.models import CNN
@@ -25,7 +26,7 @@ from feddle.learning.workbench import Workbench
 from feddle.strategies.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors, RawAnchors
 from feddle.strategies.ca2fl import CA2FL
 from feddle.strategies.client_cache import ClientCache
-from feddle.strategies.convex import ConvexMerging
+from feddle.strategies.convex import ConvexMerging, into_simplex
 from feddle.strategies.fadas import Amsgrad, Fadas
 from feddle.strategies.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.strategies.fedasync import FedAsync
@@ -162,7 +163,7 @@ class Parts:
             )
         return server
 
-    def recipe(self, method: cfg.Center | cfg.FedFT | cfg.FedDF) -> Recipe:
+    def recipe(self, method: methods.Center | methods.FedFT | methods.FedDF) -> Recipe:
         """Adam as the method's options say."""
         return Recipe("adam", method.lr, method.epochs, method.batch_size)
 
@@ -176,56 +177,56 @@ def build_strategy(parts: Parts) -> Strategy:
     """The method that a config names."""
     plan = parts.plan
     match plan.method:
-        case cfg.FedAvg() as method:
+        case methods.FedAvg() as method:
             return FedAvg(method.late)
-        case cfg.FedBuff() as method:
+        case methods.FedBuff() as method:
             return FedBuff(method.buffer_size, method.lr, method.staleness)
-        case cfg.FedAsync() as method:
+        case methods.FedAsync() as method:
             return FedAsync(method.alpha, method.exponent)
-        case cfg.Ca2fl() as method:
+        case methods.Ca2fl() as method:
             return CA2FL(parts.cache(method.cache_limit), method.buffer_size, method.lr)
-        case cfg.Fadas() as method:
+        case methods.Fadas() as method:
             moments = Amsgrad(parts.layout.size, method.beta1, method.beta2, method.epsilon, parts.device)
             return Fadas(moments, method.buffer_size, method.lr, method.delay_threshold)
-        case cfg.Median() as method:
+        case methods.Median() as method:
             return CoordinateMedian(method.lr)
-        case cfg.Feddle() as method:
+        case methods.Feddle() as method:
             return _build_feddle(method, parts)
-        case cfg.Center() | cfg.FedFT() | cfg.Hfcl() | cfg.FedDF() | cfg.Convex() as method:
+        case methods.Center() | methods.FedFT() | methods.Hfcl() | methods.FedDF() | methods.Convex() as method:
             return _build_with_server_data(method, parts)
         case _:
             assert_never(plan.method)
 
 
 def _build_with_server_data(
-    method: cfg.Center | cfg.FedFT | cfg.Hfcl | cfg.FedDF | cfg.Convex, parts: Parts
+    method: methods.Center | methods.FedFT | methods.Hfcl | methods.FedDF | methods.Convex, parts: Parts
 ) -> Strategy:
     plan, bench = parts.plan, parts.bench
-    examples = parts.server_data(labelled=not isinstance(method, cfg.FedDF))
+    examples = parts.server_data(labelled=not isinstance(method, methods.FedDF))
     match method:
-        case cfg.Center():
+        case methods.Center():
             return Center(bench, examples, parts.recipe(method), rounds=plan.rounds, seed=plan.seed)
-        case cfg.FedFT(base=base):
+        case methods.FedFT(base=base):
             inner = (
                 FedAvg(base.late)
-                if isinstance(base, cfg.FedAvg)
+                if isinstance(base, methods.FedAvg)
                 else FedBuff(base.buffer_size, base.lr, base.staleness)
             )
             return FedFT(inner, bench, examples, parts.recipe(method), seed=plan.seed)
-        case cfg.Hfcl():
+        case methods.Hfcl():
             return HFCL(bench, examples, Recipe(**plan.training.model_dump()), late=method.late, seed=plan.seed)
-        case cfg.FedDF():
+        case methods.FedDF():
             how = Distillation(parts.recipe(method), method.temperature, method.average, method.patience)
             return FedDF(bench, examples, how, late=method.late, seed=plan.seed)
-        case cfg.Convex():
+        case methods.Convex():
             objective = TaskObjective(bench.model, bench.layout, examples, bench.loss)
-            lr, epochs, batch_size = method.lr, method.epochs, method.batch_size
-            return ConvexMerging(objective, lr=lr, epochs=epochs, batch_size=batch_size, seed=plan.seed)
+            search = PaperSearch(method.lr, method.epochs, method.batch_size, constraint=into_simplex)
+            return ConvexMerging(objective, search, seed=plan.seed)
         case _:
             assert_never(method)
 
 
-def _build_feddle(method: cfg.Feddle, parts: Parts) -> Feddle:
+def _build_feddle(method: methods.Feddle, parts: Parts) -> Feddle:
     plan, bench = parts.plan, parts.bench
     examples = parts.server_data()
     capacity = method.atlas_size or 2 * plan.clients.per_round
@@ -241,41 +242,41 @@ def _build_feddle(method: cfg.Feddle, parts: Parts) -> Feddle:
     )
 
 
-def _build_anchors(method: cfg.Feddle, parts: Parts) -> AnchorKind:
+def _build_anchors(method: methods.Feddle, parts: Parts) -> AnchorKind:
     match method.anchors:
-        case "raw":
+        case methods.RawAnchors():
             return RawAnchors()
-        case "calibrated":
-            return CalibratedAnchors(parts.cache(method.cache_limit))
-        case "adaptive":
-            return AdaptiveAnchors(Amsgrad(parts.layout.size, device=parts.device))
+        case methods.CalibratedAnchors(cache_limit=limit):
+            return CalibratedAnchors(parts.cache(limit))
+        case methods.AdaptiveAnchors() as how:
+            return AdaptiveAnchors(Amsgrad(parts.layout.size, 0.0, how.beta2, how.epsilon, parts.device))
         case _:
             assert_never(method.anchors)
 
 
-def build_search(search: cfg.AnySearch) -> Search:
+def build_search(search: methods.AnySearch) -> Search:
     """The search that a config names."""
     match search:
-        case cfg.PaperSearch():
+        case methods.PaperSearch():
             return PaperSearch(search.lr, search.epochs, search.batch_size)
-        case cfg.AnnealedSearch():
+        case methods.AnnealedSearch():
             return PaperSearch(search.lr, search.epochs, search.batch_size, anneal=True)
-        case cfg.LbfgsSearch():
+        case methods.LbfgsSearch():
             return LbfgsSearch(search.iterations)
         case _:
             assert_never(search)
 
 
-def build_fallback(fallback: cfg.AnyFallback) -> Fallback:
+def build_fallback(fallback: methods.AnyFallback) -> Fallback:
     """The fallback that a config names."""
     match fallback:
-        case cfg.FedBuffFallback():
+        case methods.FedBuffFallback():
             return FedBuffFallback(fallback.lr, fallback.staleness)
-        case cfg.FedAvgFallback():
+        case methods.FedAvgFallback():
             return FedAvgFallback()
-        case cfg.FedAsyncFallback():
+        case methods.FedAsyncFallback():
             return FedAsyncFallback(fallback.alpha, fallback.exponent)
-        case cfg.NoFallback():
+        case methods.NoFallback():
             return NoFallback()
         case _:
             assert_never(fallback)

@@ -1,6 +1,7 @@
 """feddle as a library: bring a model and data, get the trained model back."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def simulate(
     per_round: int = 10,
     strategy: Strategy | None = None,
     listener: Listener | None = None,
+    scratch: Path | None = None,
     **plan: Any,
 ) -> Run:
     """Train `model` in place on the clients' data, guided by the server's.
@@ -38,6 +40,7 @@ def simulate(
     `clients` is a torch dataset of (input, target) pairs for each client, `server` the server's own and `test` what
     accuracy is measured on. `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`,
     `evaluation`, `method` (a name, or a mapping with options) and `device`. A `strategy` of your own replaces `method`.
+    `scratch` is a folder for what does not fit in memory.
     """
     tree: Mapping[str, Any] = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     try:
@@ -56,6 +59,6 @@ def simulate(
         None if test is None else as_examples(test),
         loss,
     )
-    run = Run(checked, federation, strategy)
+    run = Run(checked, federation, strategy, scratch=scratch)
     run.go(listener)
     return run

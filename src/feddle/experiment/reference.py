@@ -1,11 +1,12 @@
 """The reference of every config key, made from the configs themselves."""
 
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from feddle.experiment.config import Config
+from feddle.experiment.strict import members_of
 
 _HEAD = """# Configuration
 
@@ -25,7 +26,7 @@ def _section(model: type[BaseModel], path: str) -> str:
     rows, below = [], []
     for name, field in model.model_fields.items():
         key = f"{path}{name}"
-        members = _members(field)
+        members = members_of(field)
         if members:
             below += [_below(member, key, len(members) > 1 or "name" in member.model_fields) for member in members]
         elif name != "name" or not path:
@@ -37,12 +38,6 @@ def _section(model: type[BaseModel], path: str) -> str:
 def _below(member: type[BaseModel], key: str, named: bool) -> str:
     title = f"## {key}: {member.model_fields['name'].default}" if named else f"## {key}"
     return "\n".join([title, "", f"{member.__doc__}", "", _section(member, f"{key}.")])
-
-
-def _members(field: FieldInfo) -> list[type[BaseModel]]:
-    """The config classes that a key can hold."""
-    options = get_args(field.annotation) or (field.annotation,)
-    return [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
 
 
 def _default(field: FieldInfo) -> str:

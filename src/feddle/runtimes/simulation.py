@@ -78,6 +78,9 @@ class Simulation:
         return Round(len(dispatched), returned, self.server.advance())
 
     def _sample(self, now: int) -> list[int]:
+        limit = self.server.strategy.max_staleness
+        if limit is not None and limit < 0:  # a method that uses no update at all
+            return []
         order = numpy_generator(seed_for(self.seed, "sample", now)).permutation(self.eligible)
         enough = order[: self.per_round + len(self._busy)].tolist()  # that many hold per_round idle ones
         return [client for client in enough if client not in self._busy][: self.per_round]

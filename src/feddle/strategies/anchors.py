@@ -1,6 +1,6 @@
-"""What an arrival becomes before it is an anchor of the atlas."""
+"""What arrivals become before they are anchors of the atlas."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -12,10 +12,10 @@ from feddle.strategies.fadas import Amsgrad
 
 
 class AnchorKind(Protocol):
-    """Makes a direction (d,) of an arrival; called once for each, in order of arrival."""
+    """Makes directions (d,) of what arrived since the last merge."""
 
-    def __call__(self, arrival: Arrival) -> Tensor:
-        """The anchor."""
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
+        """An anchor for each arrival."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is remembered of earlier arrivals."""
@@ -25,11 +25,11 @@ class AnchorKind(Protocol):
 
 
 class RawAnchors:
-    """The client's update as it is: the paper's."""
+    """The clients' updates as they are: the paper's."""
 
-    def __call__(self, arrival: Arrival) -> Tensor:
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
         """See `AnchorKind`."""
-        return arrival.update.delta
+        return [a.update.delta for a in arrivals]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Nothing is remembered."""
@@ -40,17 +40,21 @@ class RawAnchors:
 
 
 class CalibratedAnchors:
-    """CA2FL's calibrated update, h̄ + Δ_i − h_i, with the client's last update h_i and the mean h̄ over all clients."""
+    """CA2FL's calibrated updates, h̄ + Δ_i − h_i, with the client's last update h_i and the mean h̄ over all clients.
+
+    Both are as they were before the merge; then the cache takes the new updates. So the anchors' mean is CA2FL's step.
+    """
 
     def __init__(self, cache: ClientCache) -> None:
         self.cache = cache
 
-    def __call__(self, arrival: Arrival) -> Tensor:
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
         """See `AnchorKind`."""
-        client, delta = arrival.update.job.client, arrival.update.delta
-        anchor = self.cache.mean() + delta - self.cache[client]
-        self.cache.put(client, delta)
-        return anchor
+        mean = self.cache.mean()
+        anchors = [mean + a.update.delta - self.cache[a.update.job.client] for a in arrivals]
+        for arrival in arrivals:
+            self.cache.put(arrival.update.job.client, arrival.update.delta)
+        return anchors
 
     def state_dict(self) -> dict[str, Tensor]:
         """The cache."""
@@ -62,20 +66,27 @@ class CalibratedAnchors:
 
 
 class AdaptiveAnchors:
-    """FADAS's preconditioned update, Δ/(√v̂ + ε), brought back to the length of Δ."""
+    """FADAS's preconditioned updates, Δ/(√v̂ + ε), each brought back to the length of its Δ.
+
+    The moments are fed the mean of what arrived, as FADAS feeds them its buffer's.
+    """
 
     def __init__(self, moments: Amsgrad) -> None:
         self.moments = moments
 
-    def __call__(self, arrival: Arrival) -> Tensor:
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
         """See `AnchorKind`."""
-        delta = arrival.update.delta
-        length = torch.linalg.vector_norm(delta)
-        if not length:
+        deltas = [a.update.delta for a in arrivals]
+        if deltas:
+            self.moments.observe(torch.stack(deltas).mean(0))
+        return [self._at_length(self.moments.precondition(delta), delta) for delta in deltas]
+
+    @staticmethod
+    def _at_length(anchor: Tensor, delta: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(anchor)
+        if not length or not bool(length.isfinite()):  # it under- or overflows: the update itself must do
             return delta
-        self.moments.observe(delta)
-        anchor = self.moments.precondition(delta)
-        return anchor.mul(length / torch.linalg.vector_norm(anchor))
+        return anchor.mul(torch.linalg.vector_norm(delta) / length)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The moments."""

@@ -33,8 +33,8 @@ class Buffer:
         """Add the step that this arrival stands for; the buffer's content if that filled it."""
         update = arrival.update
         buffers = update.num_examples * update.buffers
-        self._step = step if self._step is None else self._step + step
-        self._buffers = buffers if self._buffers is None else self._buffers + buffers
+        self._step = step.clone() if self._step is None else self._step.to(step.device) + step
+        self._buffers = buffers if self._buffers is None else self._buffers.to(buffers.device) + buffers
         self._examples += update.num_examples
         self._max_staleness = max(self._max_staleness, arrival.staleness)
         self.count += 1

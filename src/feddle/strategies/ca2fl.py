@@ -34,7 +34,7 @@ class CA2FL:
         flushes = 0
         for arrival in arrivals:
             client, delta = arrival.update.job.client, arrival.update.delta
-            self._new[client] = delta
+            self._new[client] = delta.clone()
             if full := self.buffer.add(delta - self.cache[client], arrival):
                 step = self.cache.mean() + full.total / self.buffer.size
                 model = Weights(model.vector + self.lr * step, full.buffers)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
-from feddle.core.search import Objective, SearchSpace, mini_batches
-from feddle.core.seeds import seed_for, torch_generator
+from feddle.core.search import Objective, Search, SearchSpace
+from feddle.core.seeds import seed_for
 from feddle.strategies.strategy import average_buffers
 
 
@@ -17,17 +17,15 @@ class ConvexMerging:
     """Search the server's data for the best point of the convex hull of the current and the reported models.
 
     w ← w + Σ c_j (w_j − w) with w_j = start_j + Δ_j, c ≥ 0 and Σ c ≤ 1: the current model is the vertex that takes
-    what is left. Nothing is normalised or kept from round to round. Adam over mini-batches, each step projected back
-    into the hull, from the middle of it.
+    what is left. Nothing is normalised or kept from round to round. `search` must be constrained by `into_simplex`; it
+    starts in the middle of the hull.
     """
 
     max_staleness: int | None = None
 
-    def __init__(self, objective: Objective, *, lr: float, epochs: int, batch_size: int, seed: int) -> None:
+    def __init__(self, objective: Objective, search: Search, *, seed: int) -> None:
         self.objective = objective
-        self.lr = lr
-        self.epochs = epochs
-        self.batch_size = batch_size
+        self.search = search
         self.seed = seed
         self.notes: Mapping[str, Any] = {}
         self._merges = 0
@@ -42,20 +40,10 @@ class ConvexMerging:
         ones = torch.ones(len(arrivals), device=model.vector.device)
         origin = Weights(model.vector, average_buffers(model, arrivals))
         space = SearchSpace(origin, reported - model.vector, ones)
-        coefficients = self._search(space, ones / (len(arrivals) + 1))
-        self.notes = {"coefficients": [round(c, 6) for c in coefficients.tolist()], "negative_share": 0.0}
-        return space.point(coefficients)
-
-    def _search(self, space: SearchSpace, coefficients: Tensor) -> Tensor:
-        optimizer = torch.optim.Adam([coefficients], lr=self.lr)
-        generator = torch_generator(seed_for(self.seed, "convex", self._merges))
-        for _ in range(self.epochs):
-            for examples in mini_batches(len(self.objective), self.batch_size, generator):
-                _, gradient = self.objective.loss_and_gradient(space.point(coefficients), examples)
-                coefficients.grad = space.project(gradient)
-                optimizer.step()
-                coefficients.copy_(into_simplex(coefficients))
-        return coefficients
+        seed = seed_for(self.seed, "convex", self._merges)
+        found = self.search(space, self.objective, ones / (len(arrivals) + 1), regularisation=0.0, seed=seed)
+        self.notes = {"coefficients": [round(c, 6) for c in found.coefficients.tolist()], "negative_share": 0.0}
+        return space.point(found.coefficients)
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `Strategy`."""
@@ -69,10 +57,11 @@ class ConvexMerging:
 def into_simplex(coefficients: Tensor) -> Tensor:
     """The nearest point with c ≥ 0 and Σ c ≤ 1 (Euclidean): clipping if that is enough, else onto the face Σ c = 1."""
     clipped = coefficients.clamp(min=0)
-    if float(clipped.sum()) <= 1:
+    if not float(clipped.sum()) > 1:  # also what is not a number, which the search then refuses
         return clipped
     ordered = coefficients.sort(descending=True).values
     excess = ordered.cumsum(0) - 1
     counts = torch.arange(1, len(ordered) + 1, device=ordered.device)
-    last = int((ordered > excess / counts).nonzero().max())
+    inside = (ordered > excess / counts).nonzero()
+    last = int(inside.max()) if len(inside) else 0
     return (coefficients - excess[last] / counts[last]).clamp(min=0)

@@ -37,7 +37,8 @@ class Amsgrad:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state."""
-        self.first, self.second, self.largest = state["first"], state["second"], state["largest"]
+        device = self.first.device
+        self.first, self.second, self.largest = (state[n].to(device) for n in ("first", "second", "largest"))
 
 
 class Fadas:

@@ -74,8 +74,8 @@ class Feddle:
     def _insert(self, arrivals: Sequence[Arrival]) -> dict[int, Arrival]:
         """The new anchors that are still there, by row, in order of arrival; a zero update is no direction."""
         fresh: dict[int, Arrival] = {}
-        for arrival in arrivals:
-            anchor = self.anchors(arrival)
+        moving = [a for a in arrivals if torch.linalg.vector_norm(a.update.delta)]
+        for arrival, anchor in zip(moving, self.anchors(moving), strict=True):
             if not torch.linalg.vector_norm(anchor):
                 continue
             row = self.atlas.insert(arrival.update.job, anchor)

@@ -50,6 +50,7 @@ class Center:
     def state_dict(self) -> dict[str, Tensor]:
         """See `Strategy`."""
         moments = {f"{i}.{n}": t for i, kept in self.optimizer.state_dict()["state"].items() for n, t in kept.items()}
+        moments = {name: tensor.clone() for name, tensor in moments.items()}  # the optimiser goes on with its own
         return {**above("optimizer.", moments), "merges": torch.tensor(self._merges)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

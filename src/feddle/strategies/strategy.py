@@ -19,7 +19,7 @@ class Strategy(Protocol):
 
     @property
     def max_staleness(self) -> int | None:
-        """Updates older than this are not used, so a simulation need not train them; None: all are used."""
+        """Updates older than this are not used, so a simulation need not train them; None: all are used, −1: none."""
 
     @property
     def notes(self) -> Mapping[str, Any]:

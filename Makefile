@@ -44,6 +44,7 @@ lint: $(VENV)/dev ## format, lint, types, layers
 
 bench: $(VENV)/base ## measure speed; prints ratios
 	@$(BIN)/python bench/search.py
+	@$(BIN)/python bench/peers.py
 
 docs: $(VENV)/docs ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -19,6 +19,7 @@ from feddle.learning.examples import Images
 from feddle.learning.machine import one_thread
 from feddle.learning.models import CNN
 from feddle.learning.objectives import TaskObjective
+from feddle.learning.resnet import ResNet18
 from feddle.learning.training import Recipe, train
 
 
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
     with one_thread():
-        for name, model, size, count in [("CNN, 32×32", CNN(10), 32, 640)]:
+        for name, model, size, count in [("CNN, 32×32", CNN(10), 32, 640), ("ResNet-18, 64×64", ResNet18(10), 64, 64)]:
             measured = ratios(model, images(count, size), 20, arguments.repeats)
             low, middle, high = min(measured), statistics.median(measured), max(measured)
             print(f"{name}, M = 20: search / fine-tuning = {middle:.3f} (median; {low:.3f} to {high:.3f})")

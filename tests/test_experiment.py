@@ -1,12 +1,12 @@
 """Configs, run folders, the library and the command line, on real data of a second."""
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -445,7 +445,13 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: 
     out = tmp_path / "run"
     command = [sys.executable, "-c", "from feddle.cli.main import main; main()"]
     arguments = ["run", str(tiny_file), "-o", "rounds=100000", "--out", str(out)]
-    process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, env={**os.environ})
+    # a shell starts background jobs with SIGINT ignored, and children inherit that: here it must work in any case
+    process = subprocess.Popen(
+        [*command, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not (out / "history.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -53,9 +53,9 @@ class Feddle:
         self._merges += 1
         self.notes = {}
         fresh = self._insert(arrivals)
-        if not fresh:
-            return Weights(model.vector, average_buffers(model, arrivals))
         origin = Weights(model.vector, average_buffers(model, arrivals))
+        if not fresh:
+            return origin
         anchors = self.atlas.active()
         scales = self.atlas.row_scales() if self.normalise else torch.ones_like(anchors[:, 0])
         space = SearchSpace(origin, anchors, scales)

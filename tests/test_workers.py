@@ -161,6 +161,7 @@ def test_a_failure_of_the_listener_is_told_not_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(WorkerPool, "_hear", broken)
     with pool(double) as trainer:
         trainer.submit(Job(1, 0, 0), START, due=0)
+        until(lambda: trainer._broken is not None)  # before anybody waits
         with pytest.raises(RuntimeError, match="listens to the workers failed"):
             trainer.result(Job(1, 0, 0))
 

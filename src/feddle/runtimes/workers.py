@@ -135,9 +135,9 @@ class WorkerPool:
             self._mend()
             self._feed()
             while task.outcome is None:
-                self._changed.wait()
-                if self._broken is not None:
+                if self._broken is not None:  # looked at before each wait: it may have failed before the first
                     raise RuntimeError("the thread that listens to the workers failed") from self._broken
+                self._changed.wait()
                 self._mend()
                 self._feed()
             self._wanted = None

@@ -30,6 +30,7 @@ from feddle.experiment.folder import run_config
 from feddle.experiment.load import load_config, parse_config
 from feddle.experiment.reference import reference
 from feddle.experiment.run import Run
+from feddle.learning import datasets
 from feddle.learning.training import Recipe
 from feddle.runtimes.simulation import Delays
 from feddle.runtimes.trainers import InlineTrainer
@@ -98,7 +99,7 @@ def test_every_config_survives_its_own_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(Path("experiments").glob("*.yaml")), ids=str)
 def test_the_configs_in_the_repo_are_valid(path: Path) -> None:
-    load_config(path)
+    assert load_config(path).data.name in datasets.NAMES
 
 
 BAD: list[tuple[str, str]] = [

@@ -219,8 +219,10 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     until(pids.exists)
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    for pid in pids.read_text().split():
-        until(partial(gone, Path(f"/proc/{pid}/stat")))
+    left = [Path(f"/proc/{pid}/stat") for pid in pids.read_text().split()]
+    assert len(left) == 2
+    for stat in left:
+        until(partial(gone, stat))
 
 
 def gone(stat: Path) -> bool:

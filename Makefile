@@ -42,7 +42,7 @@ lint: $(VENV)/dev ## format, lint, types, layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(VENV)/base ## measure speed; prints ratios
+bench: $(VENV)/dev ## measure speed; prints ratios
 	@$(BIN)/python bench/search.py
 	@$(BIN)/python bench/peers.py
 

@@ -13,6 +13,7 @@ from feddle.core.atlas import Atlas, Eviction
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights, find_head
 from feddle.core.messages import Job
+from feddle.core.rows import FloatRows
 from feddle.core.search import LbfgsSearch, PaperSearch, SearchSpace, full_pass, mini_batches
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.core.staleness import polynomial, staleness_weight
@@ -148,7 +149,7 @@ def test_a_full_atlas_gives_up_the_least_important_anchor() -> None:
     assert insert(atlas, (4.0,)) == [1]
     # the newcomer has no score yet and is protected: next is |0.2|, then |0.5|
     assert insert(atlas, (5.0,), (6.0,)) == [2, 0]
-    assert atlas.active().flatten().tolist() == [6.0, 4.0, 5.0]
+    assert atlas.active().project(torch.ones(1)).tolist() == [6.0, 4.0, 5.0]
     # now all are new: the oldest, row 1, goes
     assert insert(atlas, (7.0,)) == [1]
 
@@ -163,8 +164,12 @@ def test_fifo_ignores_importance() -> None:
 def test_active_is_a_view_and_origins_name_the_jobs() -> None:
     atlas = Atlas(4, 2)
     insert(atlas, (1.0, 0.0), (0.0, 1.0))
-    assert atlas.active().data_ptr() == atlas._anchors.data_ptr()
-    assert atlas.origins() == [Job(10, 0, 0), Job(11, 0, 1)]
+    active = atlas.active()
+    insert(atlas, (0.0, 5.0))
+    assert len(active) == 2
+    assert len(atlas.active()) == 3
+    assert active.project(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert atlas.origins()[:2] == [Job(10, 0, 0), Job(11, 0, 1)]
 
 
 @settings(deadline=None, max_examples=50)
@@ -195,7 +200,7 @@ def test_a_restored_atlas_goes_on_the_same(capacity: int, steps: list[float | li
 
 def test_a_point_and_a_projection_worked_out() -> None:
     space = SearchSpace(
-        weights(1.0, 1.0, 1.0), torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]]), torch.tensor([2.0, 0.5])
+        weights(1.0, 1.0, 1.0), FloatRows(torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]])), torch.tensor([2.0, 0.5])
     )
     # c∘r = (0.5·2, −1·0.5) = (1, −0.5): (1,1,1) + 1·(1,0,2) − 0.5·(0,3,0) = (2, −0.5, 3)
     assert space.point(torch.tensor([0.5, -1.0])).vector.tolist() == [2.0, -0.5, 3.0]
@@ -205,7 +210,7 @@ def test_a_point_and_a_projection_worked_out() -> None:
 
 def test_one_step_of_the_paper_search() -> None:
     # ℓ = ½‖w − (1, −1, 0)‖² from w = 0 with anchors e₁, e₂: ∂ℓ/∂c = (−1, 1). Adam's first step is −lr·sign.
-    space = SearchSpace(weights(0.0, 0.0, 0.0), torch.eye(3)[:2], torch.ones(2))
+    space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
     found = PaperSearch(lr=0.1, epochs=1, batch_size=4)(
         space, Quadratic(1.0, -1.0, 0.0), torch.zeros(2), regularisation=0.0, seed=0
     )
@@ -214,7 +219,7 @@ def test_one_step_of_the_paper_search() -> None:
 
 
 def test_the_search_finds_negative_coefficients_and_regularisation_holds_it_back() -> None:
-    space = SearchSpace(weights(0.0, 0.0, 0.0), torch.eye(3)[:2], torch.ones(2))
+    space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
     search = PaperSearch(lr=0.02, epochs=400, batch_size=2)
     free = search(space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=0.0, seed=0)
     assert torch.allclose(free.coefficients, torch.tensor([1.0, -1.0]), atol=1e-3)
@@ -226,7 +231,7 @@ def test_the_search_finds_negative_coefficients_and_regularisation_holds_it_back
 def test_annealing_shrinks_the_steps_to_nothing() -> None:
     # batches of 2 of 4 examples: two steps, at the whole rate and at half of it. The gradient of ½(w − 10)² is −10 and
     # then −9.9, so Adam's steps are nearly lr·sign: 0.1·1 + 0.1·½ = 0.15
-    space = SearchSpace(weights(0.0), torch.ones(1, 1), torch.ones(1))
+    space = SearchSpace(weights(0.0), FloatRows(torch.ones(1, 1)), torch.ones(1))
     found = PaperSearch(lr=0.1, epochs=1, batch_size=2, anneal=True)(
         space, Quadratic(10.0), torch.zeros(1), regularisation=0.0, seed=0
     )
@@ -236,7 +241,7 @@ def test_annealing_shrinks_the_steps_to_nothing() -> None:
 
 def test_lbfgs_lands_on_the_minimum_of_a_quadratic() -> None:
     # the same problem as above: c = (1, −1) without λ, (¾, −¼) with λ = 1 around (½, ½)
-    space = SearchSpace(weights(0.0, 0.0, 0.0), torch.eye(3)[:2], torch.ones(2))
+    space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
     for regularisation, expected in ((0.0, (1.0, -1.0)), (1.0, (0.75, -0.25))):
         found = LbfgsSearch(iterations=8, batch_size=3)(
             space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=regularisation, seed=0
@@ -259,7 +264,7 @@ def test_a_full_pass_weighs_every_example_the_same() -> None:
 
 
 def test_a_search_that_diverges_names_the_remedy() -> None:
-    space = SearchSpace(weights(0.0), torch.ones(1, 1), torch.ones(1))
+    space = SearchSpace(weights(0.0), FloatRows(torch.ones(1, 1)), torch.ones(1))
     with pytest.raises(FeddleError, match=r"lower method\.search\.lr \(now 1e\+30"):
         PaperSearch(lr=1e30, epochs=2, batch_size=1)(space, Quadratic(1.0), torch.zeros(1), regularisation=0.0, seed=0)
 
@@ -295,7 +300,7 @@ def test_the_projected_gradient_equals_autograd_through_the_anchors(seed: int, a
     origin = layout.read(model)
     matrix, scales = torch.randn(anchors, layout.size) * 0.1, torch.rand(anchors) + 0.5
     examples: Examples = RandomExamples(batch, seed)
-    space = SearchSpace(origin, matrix, scales)
+    space = SearchSpace(origin, FloatRows(matrix), scales)
     coefficients = torch.randn(anchors)
     loss, gradient = TaskObjective(model, layout, examples).loss_and_gradient(
         space.point(coefficients), torch.arange(batch)

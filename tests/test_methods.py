@@ -327,8 +327,9 @@ def test_calibrated_anchors() -> None:
     strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0)])
     # h₀ = (4,0,0), h̄ = (2,0,0): the next update (4,2,0) of client 0 becomes (2,0,0) + (4,2,0) − (4,0,0) = (2,2,0)
     strategy.merge(MODEL, [arrival(4.0, 2.0, 0.0, client=0)])
-    assert close(strategy.atlas.active()[0], 4.0, 0.0, 0.0)
-    assert close(strategy.atlas.active()[1], 2.0, 2.0, 0.0)
+    first, second = torch.eye(2)
+    assert close(strategy.atlas.active().combine(torch.zeros(3), first), 4.0, 0.0, 0.0)
+    assert close(strategy.atlas.active().combine(torch.zeros(3), second), 2.0, 2.0, 0.0)
 
 
 def test_calibrated_anchors_of_one_merge_are_calibrated_alike() -> None:

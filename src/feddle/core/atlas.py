@@ -6,25 +6,31 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
+from feddle.core.rows import Anchors, FloatRows, Rows
 
 Eviction = Literal["importance", "fifo"]
 
 
 class Atlas:
-    """At most M anchors as one preallocated (M, d) matrix, with the score and origin of each row.
+    """At most M anchors in preallocated `rows`, by default float32, with the score and origin of each row.
 
     A full atlas gives up its anchor with the smallest score (`importance`) or its oldest one (`fifo`). An anchor
     has no score until its first search and is protected until then; if every anchor is new, the oldest goes.
     """
 
     def __init__(
-        self, capacity: int, dimension: int, *, eviction: Eviction = "importance", device: str = "cpu"
+        self,
+        capacity: int,
+        dimension: int,
+        *,
+        eviction: Eviction = "importance",
+        rows: Rows | None = None,
+        device: str = "cpu",
     ) -> None:
         self.capacity = capacity
         self.eviction = eviction
-        self._anchors = _matrix(capacity, dimension, device)
+        self._rows = FloatRows.empty(capacity, dimension, device) if rows is None else rows
         self._norms = torch.zeros(capacity, device=device)
         self._scores = torch.full((capacity,), torch.nan, device=device)
         self._ages = torch.zeros(capacity, dtype=torch.int64)  # the count of inserts when the row was filled
@@ -38,7 +44,7 @@ class Atlas:
     def insert(self, job: Job, delta: Tensor) -> int:
         """Store an update as an anchor and return its row."""
         row = self._size if self._size < self.capacity else self._victim()
-        self._anchors[row] = delta
+        self._rows.put(row, delta)
         self._norms[row] = torch.linalg.vector_norm(delta)
         self._scores[row] = torch.nan
         self._ages[row] = self._inserted
@@ -47,9 +53,9 @@ class Atlas:
         self._size = max(self._size, row + 1)
         return row
 
-    def active(self) -> Tensor:
-        """The anchors (|A|, d), as a view."""
-        return self._anchors[: self._size]
+    def active(self) -> Anchors:
+        """The anchors in use, as a view."""
+        return self._rows.first(self._size)
 
     def row_scales(self) -> Tensor:
         """r (|A|,) with r_m = median(‖a‖)/‖a_m‖, so that Ā = r ∘ A (eq. anc_normalization)."""
@@ -74,7 +80,7 @@ class Atlas:
         """Everything needed to go on, as tensors; only the rows in use."""
         rows = slice(0, self._size)
         return {
-            "anchors": self._anchors[rows].clone(),
+            **{f"rows.{name}": kept for name, kept in self._rows.first(self._size).state_dict().items()},
             "norms": self._norms[rows].clone(),
             "scores": self._scores[rows].clone(),
             "ages": self._ages[rows].clone(),
@@ -84,19 +90,12 @@ class Atlas:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state."""
-        self._size = len(state["anchors"])
+        self._size = len(state["norms"])
         rows = slice(0, self._size)
-        self._anchors[rows] = state["anchors"]
+        kept = {name.removeprefix("rows."): part for name, part in state.items() if name.startswith("rows.")}
+        self._rows.first(self._size).load_state_dict(kept)
         self._norms[rows] = state["norms"]
         self._scores[rows] = state["scores"]
         self._ages[rows] = state["ages"]
         self._origins[rows] = state["origins"]
         self._inserted = int(state["inserted"])
-
-
-def _matrix(capacity: int, dimension: int, device: str) -> Tensor:
-    try:
-        return torch.zeros(capacity, dimension, device=device)
-    except RuntimeError as error:  # torch's word for no memory
-        size = f"{4 * capacity * dimension / 1e9:.1f} GB"
-        raise FeddleError(f"no memory for an atlas of {capacity} anchors ({size}); lower method.atlas_size") from error

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
+from feddle.core.rows import Anchors
 from feddle.core.seeds import torch_generator
 
 
@@ -27,22 +28,21 @@ class Objective(Protocol):
 class SearchSpace:
     """The affine space w + c·Ā, with Ā = scales ∘ anchors never formed.
 
-    `anchors` (m, d), `scales` (m,). A point is computed outside of autograd (eq. poop) and a gradient is projected
+    `scales` (m,), one a row. A point is computed outside of autograd (eq. poop) and a gradient is projected
     on the anchors afterwards (eq. mmnn): one matrix-vector product each way.
     """
 
     origin: Weights
-    anchors: Tensor
+    anchors: Anchors
     scales: Tensor
 
     def point(self, coefficients: Tensor) -> Weights:
         """w + c·Ā; the running statistics do not move with c."""
-        vector = torch.addmv(self.origin.vector, self.anchors.T, coefficients * self.scales)
-        return Weights(vector, self.origin.buffers)
+        return Weights(self.anchors.combine(self.origin.vector, coefficients * self.scales), self.origin.buffers)
 
     def project(self, gradient: Tensor) -> Tensor:
         """∂ℓ/∂c = Ā·∂ℓ/∂w."""
-        return self.scales * (self.anchors @ gradient)
+        return self.scales * self.anchors.project(gradient)
 
 
 @dataclass(frozen=True, eq=False)

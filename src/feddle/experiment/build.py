@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
+from feddle.core.rows import FloatRows, Rows
 from feddle.core.search import LbfgsSearch, PaperSearch, Search
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.experiment import config as cfg
@@ -232,7 +233,13 @@ def _build_feddle(method: methods.Feddle, parts: Parts) -> Feddle:
     capacity = method.atlas_size or 2 * plan.clients.per_round
     return Feddle(
         TaskObjective(bench.model, bench.layout, examples, bench.loss),
-        Atlas(capacity, parts.layout.size, eviction=method.eviction, device=parts.device),
+        Atlas(
+            capacity,
+            parts.layout.size,
+            eviction=method.eviction,
+            rows=_build_rows(method.storage, capacity, parts),
+            device=parts.device,
+        ),
         build_search(method.search),
         build_fallback(method.fallback),
         anchors=_build_anchors(method, parts),
@@ -240,6 +247,24 @@ def _build_feddle(method: methods.Feddle, parts: Parts) -> Feddle:
         regularisation=method.regularisation,
         seed=plan.seed,
     )
+
+
+def _build_rows(storage: methods.AnyStorage, capacity: int, parts: Parts) -> Rows:
+    if isinstance(storage, methods.FloatStorage):
+        return FloatRows.empty(capacity, parts.layout.size, parts.device)
+    if parts.device != "cpu":
+        raise FeddleError(f"method.storage: {storage.name} works on the cpu, but the device is {parts.device}")
+    try:
+        from feddle.core import packed  # numba: only who asks for it pays for its import
+    except ImportError as error:
+        raise FeddleError(f"method.storage: {storage.name} needs numba; pip install 'feddle[packed]'") from error
+    match storage:
+        case methods.Int8Storage():
+            return packed.Int8Rows.empty(capacity, parts.layout.size)
+        case methods.SparseStorage(density=density):
+            return packed.SparseRows.empty(capacity, parts.layout.size, density)
+        case _:
+            assert_never(storage)
 
 
 def _build_anchors(method: methods.Feddle, parts: Parts) -> AnchorKind:

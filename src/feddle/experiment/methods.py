@@ -216,6 +216,29 @@ AnyAnchors = RawAnchors | CalibratedAnchors | AdaptiveAnchors
 Anchors = Annotated[AnyAnchors, Discriminator("name"), choice("raw")]
 
 
+class FloatStorage(Strict):
+    """Four bytes a number, nothing lost."""
+
+    name: Literal["float32"] = "float32"
+
+
+class Int8Storage(Strict):
+    """One byte a number and a scale a row; needs `feddle[packed]`."""
+
+    name: Literal["int8"] = "int8"
+
+
+class SparseStorage(Strict):
+    """The largest numbers of each anchor with their places, eight bytes each; needs `feddle[packed]`."""
+
+    name: Literal["sparse"] = "sparse"
+    density: float = Field(0.1, gt=0, le=1, strict=True, description="the share of an anchor's numbers that is kept")
+
+
+AnyStorage = FloatStorage | Int8Storage | SparseStorage
+Storage = Annotated[AnyStorage, Discriminator("name"), choice("float32")]
+
+
 class Feddle(MethodConfig):
     """Search the merging coefficients of an atlas of updates on the server's data."""
 
@@ -225,6 +248,7 @@ class Feddle(MethodConfig):
         "importance", description="which anchor a full atlas gives up: `importance` the smallest |ĉ|, `fifo` the oldest"
     )
     anchors: Anchors = RawAnchors()
+    storage: Storage = FloatStorage()
     normalise: bool = Field(True, description="scale the anchors to their median norm")
     fallback: Fallback = FedBuffFallback()
     regularisation: NonNegative = Field(0.0, description="λ, which holds the search near the fallback")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
+from feddle.core.rows import FloatRows
 from feddle.core.search import Objective, Search, SearchSpace
 from feddle.core.seeds import seed_for
 from feddle.strategies.strategy import average_buffers
@@ -39,7 +40,7 @@ class ConvexMerging:
         reported = torch.stack([a.start.vector + a.update.delta for a in arrivals])
         ones = torch.ones(len(arrivals), device=model.vector.device)
         origin = Weights(model.vector, average_buffers(model, arrivals))
-        space = SearchSpace(origin, reported - model.vector, ones)
+        space = SearchSpace(origin, FloatRows(reported - model.vector), ones)
         seed = seed_for(self.seed, "convex", self._merges)
         found = self.search(space, self.objective, ones / (len(arrivals) + 1), regularisation=0.0, seed=seed)
         self.notes = {"coefficients": [round(c, 6) for c in found.coefficients.tolist()], "negative_share": 0.0}

@@ -56,10 +56,9 @@ class Feddle:
         origin = Weights(model.vector, average_buffers(model, arrivals))
         if not fresh:
             return origin
-        anchors = self.atlas.active()
-        scales = self.atlas.row_scales() if self.normalise else torch.ones_like(anchors[:, 0])
-        space = SearchSpace(origin, anchors, scales)
-        start = self._start(fresh, scales)
+        scales = self.atlas.row_scales()
+        space = SearchSpace(origin, self.atlas.active(), scales if self.normalise else torch.ones_like(scales))
+        start = self._start(fresh, space.scales)
         found = self.search(
             space,
             self.objective,

@@ -1,0 +1,194 @@
+"""Anchors in less memory than float32, and so less to read in every step of a search.
+
+The products widen what is kept on the way, in blocks that stay in the cache. numba compiles them: torch has no public
+product of 8-bit rows with a float32 vector.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddle.core.rows import allocate
+
+_BLOCK = 8192  # columns: their float32 sums stay in the first-level caches
+_jit: Callable[..., Any] = numba.njit(fastmath=True, cache=True)  # fastmath: sums of lanes, without which no SIMD
+_f32 = np.float32
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Rows:
+    """Anchors as 8-bit integers (m, d) with a scale a row: a quarter of float32's memory."""
+
+    codes: Tensor
+    scales: Tensor
+
+    @classmethod
+    def empty(cls, capacity: int, dimension: int) -> "Int8Rows":
+        """Room for `capacity` anchors."""
+        return cls(allocate(capacity, dimension, torch.int8), torch.zeros(capacity))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def put(self, row: int, anchor: Tensor) -> None:
+        """Keep an anchor, rounded to a 127th of its largest number."""
+        scale = anchor.abs().max() / 127
+        self.scales[row] = scale
+        self.codes[row] = (anchor / scale).round_().clamp_(-127, 127) if scale else 0
+
+    def first(self, count: int) -> "Int8Rows":
+        """See `Rows`."""
+        return Int8Rows(self.codes[:count], self.scales[:count])
+
+    def combine(self, origin: Tensor, coefficients: Tensor) -> Tensor:
+        """See `Anchors`."""
+        out = torch.empty_like(origin)
+        _combine_int8(self.codes.numpy(), (coefficients * self.scales).numpy(), origin.numpy(), out.numpy())
+        return out
+
+    def project(self, vector: Tensor) -> Tensor:
+        """See `Anchors`."""
+        out = torch.zeros(len(self))
+        _project_int8(self.codes.numpy(), vector.numpy(), out.numpy())
+        return out.mul_(self.scales)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Rows`."""
+        return {"codes": self.codes.clone(), "scales": self.scales.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Rows`."""
+        self.codes.copy_(state["codes"])
+        self.scales.copy_(state["scales"])
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """Of each anchor only its k largest numbers, with their places (m, k)."""
+
+    places: Tensor
+    values: Tensor
+
+    @classmethod
+    def empty(cls, capacity: int, dimension: int, density: float) -> "SparseRows":
+        """Room for `capacity` anchors of which a share `density` of the numbers is kept."""
+        kept = max(1, round(density * dimension))
+        return cls(allocate(capacity, kept, torch.int32), allocate(capacity, kept, torch.float32))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def put(self, row: int, anchor: Tensor) -> None:
+        """Keep the largest numbers of an anchor, in order of their places."""
+        places = anchor.abs().topk(self.places.shape[1], sorted=False).indices.sort().values
+        self.places[row] = places
+        self.values[row] = anchor[places]
+
+    def first(self, count: int) -> "SparseRows":
+        """See `Rows`."""
+        return SparseRows(self.places[:count], self.values[:count])
+
+    def combine(self, origin: Tensor, coefficients: Tensor) -> Tensor:
+        """See `Anchors`."""
+        out = origin.clone()
+        _combine_sparse(self.places.numpy(), self.values.numpy(), coefficients.numpy(), out.numpy())
+        return out
+
+    def project(self, vector: Tensor) -> Tensor:
+        """See `Anchors`."""
+        out = torch.zeros(len(self))
+        _project_sparse(self.places.numpy(), self.values.numpy(), vector.numpy(), out.numpy())
+        return out
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Rows`."""
+        return {"places": self.places.clone(), "values": self.values.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Rows`."""
+        self.places.copy_(state["places"])
+        self.values.copy_(state["values"])
+
+
+# four rows at a time share what is loaded of the vector
+
+
+@_jit
+def _add4(out, a, b, c, d, k):  # type: ignore[no-untyped-def]
+    for i in range(out.size):
+        out[i] += k[0] * _f32(a[i]) + k[1] * _f32(b[i]) + k[2] * _f32(c[i]) + k[3] * _f32(d[i])
+
+
+@_jit
+def _add(out, a, k):  # type: ignore[no-untyped-def]
+    for i in range(out.size):
+        out[i] += k * _f32(a[i])
+
+
+@_jit
+def _dot4(out, a, b, c, d, vector):  # type: ignore[no-untyped-def]
+    s0, s1, s2, s3 = _f32(0), _f32(0), _f32(0), _f32(0)
+    for i in range(vector.size):
+        x = vector[i]
+        s0 += _f32(a[i]) * x
+        s1 += _f32(b[i]) * x
+        s2 += _f32(c[i]) * x
+        s3 += _f32(d[i]) * x
+    out[0] += s0
+    out[1] += s1
+    out[2] += s2
+    out[3] += s3
+
+
+@_jit
+def _dot(a, vector):  # type: ignore[no-untyped-def]
+    s = _f32(0)
+    for i in range(vector.size):
+        s += _f32(a[i]) * vector[i]
+    return s
+
+
+@_jit
+def _combine_int8(rows, coefficients, origin, out):  # type: ignore[no-untyped-def]
+    count, width = rows.shape
+    for first in range(0, width, _BLOCK):
+        block = rows[:, first : min(width, first + _BLOCK)]
+        sums = out[first : first + block.shape[1]]
+        sums[:] = origin[first : first + block.shape[1]]
+        for r in range(0, count - 3, 4):
+            _add4(sums, block[r], block[r + 1], block[r + 2], block[r + 3], coefficients[r : r + 4])
+        for r in range(count - count % 4, count):
+            _add(sums, block[r], coefficients[r])
+
+
+@_jit
+def _project_int8(rows, vector, out):  # type: ignore[no-untyped-def]
+    count, width = rows.shape
+    for first in range(0, width, _BLOCK):
+        block = rows[:, first : min(width, first + _BLOCK)]
+        part = vector[first : first + block.shape[1]]
+        for r in range(0, count - 3, 4):
+            _dot4(out[r : r + 4], block[r], block[r + 1], block[r + 2], block[r + 3], part)
+        for r in range(count - count % 4, count):
+            out[r] += _dot(block[r], part)
+
+
+@_jit
+def _combine_sparse(places, values, coefficients, out):  # type: ignore[no-untyped-def]
+    for r in range(places.shape[0]):
+        for i in range(places.shape[1]):
+            out[places[r, i]] += coefficients[r] * values[r, i]
+
+
+@_jit
+def _project_sparse(places, values, vector, out):  # type: ignore[no-untyped-def]
+    for r in range(places.shape[0]):
+        s = _f32(0)
+        for i in range(places.shape[1]):
+            s += values[r, i] * vector[places[r, i]]
+        out[r] = s

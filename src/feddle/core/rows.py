@@ -1,0 +1,90 @@
+"""How the anchors of an atlas are kept: a linear map that is read twice in every step of a search."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from feddle.core.errors import FeddleError
+
+
+class Anchors(Protocol):
+    """Rows a_1 … a_m of length d, however they are kept."""
+
+    def __len__(self) -> int:
+        """m."""
+
+    def combine(self, origin: Tensor, coefficients: Tensor) -> Tensor:
+        """origin + Σ c_m a_m (d,), with `coefficients` (m,)."""
+
+    def project(self, vector: Tensor) -> Tensor:
+        """The inner product (m,) of each row with a vector (d,)."""
+
+
+class Rows(Anchors, Protocol):
+    """Room for a fixed number of anchors."""
+
+    def put(self, row: int, anchor: Tensor) -> None:
+        """Keep an anchor (d,)."""
+
+    def first(self, count: int) -> Self:
+        """The first rows, as a view."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The rows as they are kept."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over saved rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class FloatRows:
+    """Anchors as they are: an (m, d) matrix of float32."""
+
+    matrix: Tensor
+
+    @classmethod
+    def empty(cls, capacity: int, dimension: int, device: str = "cpu") -> "FloatRows":
+        """Room for `capacity` anchors."""
+        return cls(allocate(capacity, dimension, torch.float32, device))
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+    def put(self, row: int, anchor: Tensor) -> None:
+        """See `Rows`."""
+        self.matrix[row] = anchor
+
+    def first(self, count: int) -> "FloatRows":
+        """See `Rows`."""
+        return FloatRows(self.matrix[:count])
+
+    def combine(self, origin: Tensor, coefficients: Tensor) -> Tensor:
+        """See `Anchors`."""
+        return torch.addmv(origin, self.matrix.T, coefficients)
+
+    def project(self, vector: Tensor) -> Tensor:
+        """See `Anchors`."""
+        return self.matrix @ vector
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Rows`."""
+        return {"matrix": self.matrix.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Rows`."""
+        self.matrix.copy_(state["matrix"])
+
+
+def allocate(capacity: int, width: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+    """Zeros (capacity, width), or a line that says what to do."""
+    try:
+        return torch.zeros(capacity, width, dtype=dtype, device=device)
+    except RuntimeError as error:  # torch's word for no memory
+        size = f"{dtype.itemsize * capacity * width / 1e9:.1f} GB"
+        raise FeddleError(
+            f"no memory for an atlas of {capacity} anchors ({size}); lower method.atlas_size, or keep them smaller "
+            "(method.storage: int8)"
+        ) from error

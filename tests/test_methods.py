@@ -251,8 +251,8 @@ def test_feddf_at_a_temperature_worked_out() -> None:
     # q = (⅓,⅓,⅓): 2·(1/12, −5/12, ⅓), times x = 2 for the weights: (⅓, −5/3, 4/3). One SGD step of 0.1:
     teacher = arrival(0.0, 1.0986123, -9.0)
     strategy = feddf(Distillation(SGD, temperature=2.0))
-    targets = strategy.teach([teacher])
-    student = strategy._distil(weights(0.0, 0.0, 0.0), targets)
+    targets = strategy.teach([teacher], strategy.examples)
+    student = strategy._distil(weights(0.0, 0.0, 0.0), strategy.examples, targets)
     assert torch.allclose(student.vector, torch.tensor([-1 / 30, 1 / 6, -2 / 15]), atol=1e-3)
 
 
@@ -289,12 +289,12 @@ def test_feddf_teachers() -> None:
     # Their mean (0, ln 3, −18) has softmax (¼, ¾, 0); their softmaxes (0.1, 0.9, 0), (½, ½, 0) have mean (0.3, 0.7, 0)
     half_ln9 = 0.5 * 2.1972246
     teachers = [arrival(0.0, half_ln9, -9.0), arrival(0.0, 0.0, -8.0, start=weights(0.0, 0.0, -1.0))]
-    logits = feddf(Distillation(SGD)).teach(teachers)
+    logits = feddf(Distillation(SGD)).teach(teachers, feddf(Distillation(SGD)).examples)
     assert torch.allclose(logits, torch.tensor([[0.25, 0.75, 0.0]]), atol=1e-4)
-    losses = feddf(Distillation(SGD, average="losses")).teach(teachers)
+    losses = feddf(Distillation(SGD, average="losses")).teach(teachers, feddf(Distillation(SGD)).examples)
     assert torch.allclose(losses, torch.tensor([[0.3, 0.7, 0.0]]), atol=1e-4)
     # at temperature 2 the first teacher's logits are halved: (0, ln 3, −9), softmax (¼, ¾, 0)
-    warm = feddf(Distillation(SGD, temperature=2.0)).teach(teachers[:1])
+    warm = feddf(Distillation(SGD, temperature=2.0)).teach(teachers[:1], feddf(Distillation(SGD)).examples)
     assert torch.allclose(warm, torch.tensor([[0.25, 0.75, 0.0]]), atol=1e-3)
 
 

@@ -1,6 +1,6 @@
 """Three-number models: small enough to work out every merge by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,6 +37,13 @@ class Quadratic:
     def __init__(self, *target: float, examples: int = 4) -> None:
         self.target = torch.tensor(target)
         self.examples = examples
+
+    def begin(self, start: Weights, seed: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
 
     def __len__(self) -> int:
         return self.examples

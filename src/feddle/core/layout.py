@@ -49,6 +49,7 @@ class Layout:
     buffers: tuple[Slot, ...]
     head_start: int
     digest: str
+    head_name: str | None = None
 
     @classmethod
     def of(cls, model: nn.Module, head: str | None = None) -> "Layout":
@@ -68,7 +69,7 @@ class Layout:
         saved = model.state_dict().keys()
         moving = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in saved}
         head_start = next((s.start for s in parameters if s.name in in_head), _total(parameters))
-        return cls(parameters, _slots(moving), head_start, _digest(model, trainable, moving, head_start))
+        return cls(parameters, _slots(moving), head_start, _digest(model, trainable, moving, head_start), head)
 
     @property
     def size(self) -> int:

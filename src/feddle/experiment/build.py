@@ -1,7 +1,7 @@
 """From a config to the objects that it names."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -13,15 +13,16 @@ from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.rows import FloatRows, Rows
-from feddle.core.search import LbfgsSearch, PaperSearch, Search
+from feddle.core.search import LbfgsSearch, Objective, PaperSearch, Search, SgdSearch
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.experiment import config as cfg
 from feddle.experiment import methods
 from feddle.learning import datasets
 from feddle.learning.examples import Examples, Images, Selection, resize
 from feddle.learning.models import CNN
-from feddle.learning.objectives import TaskObjective
+from feddle.learning.objectives import TaskObjective, entropy
 from feddle.learning.partition import Partition, add_label_noise, dirichlet, even, server_split
+from feddle.learning.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective, Targets
 from feddle.learning.training import Loss, Recipe
 from feddle.learning.workbench import Workbench
 from feddle.strategies.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors, RawAnchors
@@ -29,12 +30,19 @@ from feddle.strategies.ca2fl import CA2FL
 from feddle.strategies.client_cache import ClientCache
 from feddle.strategies.convex import ConvexMerging, into_simplex
 from feddle.strategies.fadas import Amsgrad, Fadas
-from feddle.strategies.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
+from feddle.strategies.fallback import (
+    AdaptiveFallback,
+    Fallback,
+    FedAsyncFallback,
+    FedAvgFallback,
+    FedBuffFallback,
+    NoFallback,
+)
 from feddle.strategies.fedasync import FedAsync
 from feddle.strategies.fedavg import FedAvg
 from feddle.strategies.fedbuff import FedBuff
 from feddle.strategies.feddf import Distillation, FedDF
-from feddle.strategies.feddle import Feddle
+from feddle.strategies.feddle import Feddle, Witness
 from feddle.strategies.median import CoordinateMedian
 from feddle.strategies.server_data import HFCL, Center, FedFT
 from feddle.strategies.strategy import Strategy
@@ -51,6 +59,9 @@ class Federation:
     test: Examples | None
     loss: Loss = F.cross_entropy
     out_of_domain: str | None = None  # the data set that the server's examples come from, if not the clients'
+    server_classes: int | None = None  # of the server's labels, if they are not the clients'
+    samples_per_round: int | None = None  # how many of the server's examples a round uses at most
+    witness: Examples | None = None  # in-domain examples that only diagnostics look at
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,40 +84,41 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     folder = None if data.folder is None else Path(data.folder)
     images = datasets.load(data.name, folder=folder, quiet=quiet)
     outside = data.server.name if data.server.name != data.name else None
-    server, test = server_split(
-        len(images.test_labels), 0 if outside else data.server.samples, seed_for(seed, "server split")
-    )
+    samples = 1000 if data.server.samples is None else data.server.samples
+    server, test = server_split(len(images.test_labels), 0 if outside else samples, seed_for(seed, "server split"))
     partition = build_partition(config, images.train_labels)
     labels = add_label_noise(images.train_labels, data.label_noise, images.num_classes, seed_for(seed, "label noise"))
     if images.train_images.shape[1] not in (1, data.channels):
         raise FeddleError(f"data.channels is {data.channels}, but the images of {data.name} have 3; set it to 3")
     train = Images(resize(images.train_images, data.image_size), labels, data.channels)
     held_out = Images(resize(images.test_images, data.image_size), images.test_labels, data.channels)
-    return Federation(
+    federation = Federation(
         build_model(config, images.num_classes),
         PartitionedClients(train, partition),
         partition.sizes,
-        _outside_data(config, outside, quiet) if outside else Selection(held_out, server) if len(server) else None,
+        Selection(held_out, server) if len(server) else None,
         Selection(held_out, test),
-        out_of_domain=outside,
+        samples_per_round=data.server.samples_per_round,
     )
+    return _guided_from_outside(federation, config, outside, quiet) if outside else federation
 
 
-def _outside_data(config: cfg.Config, name: str, quiet: bool) -> Examples:
-    """The server's share of another data set's training images, prepared like the clients'."""
+def _guided_from_outside(federation: Federation, config: cfg.Config, name: str, quiet: bool) -> Federation:
+    """The same federation, with training images of another data set at the server; they stay as they are on disk."""
     data = config.data
     images = datasets.load(name, quiet=quiet)
     count = len(images.train_labels)
-    if not 0 < data.server.samples <= count:
-        raise FeddleError(
-            f"data.server.samples must be from 1 to the {count} images of {name}, got {data.server.samples}"
-        )
+    samples = count if data.server.samples is None else data.server.samples
+    if not 0 < samples <= count:
+        raise FeddleError(f"data.server.samples must be from 1 to the {count} images of {name}, got {samples}")
     order = numpy_generator(seed_for(config.seed, "server split")).permutation(count)
-    chosen = torch.from_numpy(order[: data.server.samples])
     if images.train_images.shape[1] not in (1, data.channels):
         raise FeddleError(f"data.channels is {data.channels}, but the images of {name} have 3; set it to 3")
-    pixels = resize(images.train_images[chosen], data.image_size)
-    return Images(pixels, images.train_labels[chosen], data.channels)
+    everything = Images(images.train_images, images.train_labels, data.channels, size=data.image_size)
+    server = Selection(everything, torch.from_numpy(order[:samples]))
+    return replace(
+        federation, server=server, out_of_domain=name, server_classes=images.num_classes, witness=federation.test
+    )
 
 
 def build_partition(config: cfg.Config, labels: Tensor) -> Partition:
@@ -164,6 +176,14 @@ class Parts:
             )
         return server
 
+    @property
+    def server_classes(self) -> int:
+        """How many labels the server's examples have: as many as the model tells apart, unless it is said."""
+        said, head = self.federation.server_classes, self.layout.head_name
+        if said is not None or head is None:
+            return said or 0
+        return int(self.federation.model.get_submodule(head).out_features)  # type: ignore[arg-type]
+
     def recipe(self, method: methods.Center | methods.FedFT | methods.FedDF) -> Recipe:
         """Adam as the method's options say."""
         return Recipe("adam", method.lr, method.epochs, method.batch_size)
@@ -218,7 +238,8 @@ def _build_with_server_data(
             return HFCL(bench, examples, Recipe(**plan.training.model_dump()), late=method.late, seed=plan.seed)
         case methods.FedDF():
             how = Distillation(parts.recipe(method), method.temperature, method.average, method.patience)
-            return FedDF(bench, examples, how, late=method.late, seed=plan.seed)
+            limit = parts.federation.samples_per_round
+            return FedDF(bench, examples, how, late=method.late, seed=plan.seed, samples_per_round=limit)
         case methods.Convex():
             objective = TaskObjective(bench.model, bench.layout, examples, bench.loss)
             search = PaperSearch(method.lr, method.epochs, method.batch_size, constraint=into_simplex)
@@ -228,11 +249,11 @@ def _build_with_server_data(
 
 
 def _build_feddle(method: methods.Feddle, parts: Parts) -> Feddle:
-    plan, bench = parts.plan, parts.bench
-    examples = parts.server_data()
+    plan = parts.plan
+    objective = build_objective(method.objective, parts)
     capacity = method.atlas_size or 2 * plan.clients.per_round
     return Feddle(
-        TaskObjective(bench.model, bench.layout, examples, bench.loss),
+        objective,
         Atlas(
             capacity,
             parts.layout.size,
@@ -240,13 +261,51 @@ def _build_feddle(method: methods.Feddle, parts: Parts) -> Feddle:
             rows=_build_rows(method.storage, capacity, parts),
             device=parts.device,
         ),
-        build_search(method.search),
+        build_search(method.search, outside=bool(parts.federation.out_of_domain)),
         build_fallback(method.fallback),
         anchors=_build_anchors(method, parts),
         normalise=method.normalise,
-        regularisation=method.regularisation,
+        regularisation=_regularisation(method, parts),
         seed=plan.seed,
+        witness=_build_witness(parts),
     )
+
+
+def _build_witness(parts: Parts) -> Witness | None:
+    """In-domain data beside the out-of-domain data that guides, when diagnostics are asked for."""
+    bench, asked, examples = parts.bench, parts.plan.diagnostics, parts.federation.witness
+    if asked is None or examples is None:
+        return None
+    objective = TaskObjective(bench.model, bench.layout, examples, bench.loss, samples_per_round=1000)
+    return Witness(objective, asked.every)
+
+
+def _regularisation(method: methods.Feddle, parts: Parts) -> float:
+    if method.regularisation is None:
+        return 0.01 if parts.federation.out_of_domain else 0.0
+    return method.regularisation
+
+
+def build_objective(name: methods.Objective | None, parts: Parts) -> Objective:
+    """What the server's data asks of the model."""
+    bench, outside = parts.bench, parts.federation.out_of_domain
+    limit = parts.federation.samples_per_round
+    examples = parts.server_data(labelled=False)
+    name = name or ("surrogate" if outside else "task")
+    match name:
+        case "task":
+            return TaskObjective(bench.model, bench.layout, parts.server_data(), bench.loss, samples_per_round=limit)
+        case "entropy":
+            return TaskObjective(bench.model, bench.layout, examples, entropy, samples_per_round=limit)
+        case "surrogate":
+            targets: Targets = OwnLabels(parts.server_classes)
+        case "rotation":
+            targets = Rotations()
+        case "clusters":
+            targets = Clusters(parts.server_classes)
+        case _:
+            assert_never(name)
+    return SurrogateObjective(bench.model, bench.layout, examples, targets, samples_per_round=limit)
 
 
 def _build_rows(storage: methods.AnyStorage, capacity: int, parts: Parts) -> Rows:
@@ -279,7 +338,7 @@ def _build_anchors(method: methods.Feddle, parts: Parts) -> AnchorKind:
             assert_never(method.anchors)
 
 
-def build_search(search: methods.AnySearch) -> Search:
+def build_search(search: methods.AnySearch, *, outside: bool) -> Search:
     """The search that a config names."""
     match search:
         case methods.PaperSearch():
@@ -288,6 +347,9 @@ def build_search(search: methods.AnySearch) -> Search:
             return PaperSearch(search.lr, search.epochs, search.batch_size, anneal=True)
         case methods.LbfgsSearch():
             return LbfgsSearch(search.iterations)
+        case methods.SgdSearch():
+            step = search.step or ("theorem-2" if outside else "lemma-1")
+            return SgdSearch(step, search.epochs, search.batch_size)
         case _:
             assert_never(search)
 
@@ -301,6 +363,8 @@ def build_fallback(fallback: methods.AnyFallback) -> Fallback:
             return FedAvgFallback()
         case methods.FedAsyncFallback():
             return FedAsyncFallback(fallback.alpha, fallback.exponent)
+        case methods.AdaptiveFallback():
+            return AdaptiveFallback(fallback.threshold)
         case methods.NoFallback():
             return NoFallback()
         case _:

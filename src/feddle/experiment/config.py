@@ -44,9 +44,14 @@ class ServerData(Strict):
     name: str | None = Field(
         None, description="another data set (out-of-domain: its training images); by default the clients' own"
     )
-    samples: int = Field(
-        1000, ge=0, strict=True, description="its images; in-domain, from the test set, and the rest measures accuracy"
+    samples: int | None = Field(
+        None,
+        ge=0,
+        strict=True,
+        description="its images; in-domain they come from the test set, and the rest measures accuracy; by default "
+        "1000, or all training images of another data set",
     )
+    samples_per_round: Count = Field(2000, description="of these, how many a round uses at most, drawn anew each time")
 
 
 class Data(Strict):
@@ -98,6 +103,15 @@ class Evaluation(Strict):
     every: Count = Field(10, description="rounds between evaluations; the last round is always one")
 
 
+class Diagnostics(Strict):
+    """What the paper's figures and theorems speak of, written into the history; it does not change the run."""
+
+    every: Count = Field(10, description="rounds between two looks")
+    clients: Annotated[Count, Field(ge=2)] = Field(
+        20, description="clients that are trained for a look, as an estimate of the true update"
+    )
+
+
 class Plan(Strict):
     """Everything about a run but its model and data."""
 
@@ -115,6 +129,7 @@ class Plan(Strict):
     training: Training = Training()
     delays: Delays = Delays()
     evaluation: Evaluation = Evaluation()
+    diagnostics: Diagnostics | None = Field(None, description="extra measurements, by default none; `{}` for some")
     method: Method = Feddle()
 
 

@@ -28,6 +28,7 @@ def simulate(
     *,
     server: Data | None = None,
     test: Data | None = None,
+    server_classes: int | None = None,
     loss: Loss = F.cross_entropy,
     per_round: int = 10,
     strategy: Strategy | None = None,
@@ -38,7 +39,8 @@ def simulate(
     """Train `model` in place on the clients' data, guided by the server's.
 
     `clients` is a torch dataset of (input, target) pairs for each client, `server` the server's own and `test` what
-    accuracy is measured on. `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`,
+    accuracy is measured on; `server_classes` says that the server's labels are of another task, and how many there are.
+    `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`,
     `evaluation`, `method` (a name, or a mapping with options) and `device`. A `strategy` of your own replaces `method`.
     `scratch` is a folder for what does not fit in memory.
     """
@@ -58,6 +60,8 @@ def simulate(
         None if server is None else as_examples(server),
         None if test is None else as_examples(test),
         loss,
+        out_of_domain=None if server_classes is None else "of another task",
+        server_classes=server_classes,
     )
     run = Run(checked, federation, strategy, scratch=scratch)
     run.go(listener)

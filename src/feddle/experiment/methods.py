@@ -152,6 +152,13 @@ class FedAsyncFallback(Strict):
     exponent: NonNegative = Field(0.5, description="a of the mixing weight")
 
 
+class AdaptiveFallback(Strict):
+    """FedAvg's step in rounds whose arrivals are fresh, FedBuff's in others."""
+
+    name: Literal["adaptive"] = "adaptive"
+    threshold: NonNegative = Field(1.0, description="the mean staleness of a round's arrivals up to which it is FedAvg")
+
+
 class NoFallback(Strict):
     """Start from the current model."""
 
@@ -167,7 +174,7 @@ class PaperSearch(Strict):
     batch_size: Count = 32
 
 
-AnyFallback = FedBuffFallback | FedAvgFallback | FedAsyncFallback | NoFallback
+AnyFallback = FedBuffFallback | FedAvgFallback | FedAsyncFallback | AdaptiveFallback | NoFallback
 Fallback = Annotated[AnyFallback, Discriminator("name"), choice("fedbuff")]
 
 
@@ -180,6 +187,19 @@ class AnnealedSearch(Strict):
     batch_size: Count = 32
 
 
+class SgdSearch(Strict):
+    """SGD with the step sizes of the paper's theory; L is estimated from differences of gradients."""
+
+    name: Literal["sgd"] = "sgd"
+    step: Literal["lemma-1", "theorem-2"] | None = Field(
+        None,
+        description="`lemma-1` is 1/(L Σ‖ā‖²), `theorem-2` is min(1/(2LT‖Δ‖²), 1/(2LT‖Δ‖)) with T steps; by default "
+        "the first in-domain, the second out of it",
+    )
+    epochs: Count = Field(1, description="passes over the server's data each round")
+    batch_size: Count = 32
+
+
 class LbfgsSearch(Strict):
     """L-BFGS with a line search over all of the server's data at once."""
 
@@ -187,7 +207,7 @@ class LbfgsSearch(Strict):
     iterations: Count = Field(5, description="steps each round, of about one pass over the server's data each")
 
 
-AnySearch = PaperSearch | AnnealedSearch | LbfgsSearch
+AnySearch = PaperSearch | AnnealedSearch | LbfgsSearch | SgdSearch
 Search = Annotated[AnySearch, Discriminator("name"), choice("paper")]
 
 
@@ -239,6 +259,17 @@ AnyStorage = FloatStorage | Int8Storage | SparseStorage
 Storage = Annotated[AnyStorage, Discriminator("name"), choice("float32")]
 
 
+Objective = Annotated[
+    Literal["task", "surrogate", "rotation", "clusters", "entropy"],
+    Field(
+        description="what the server's data asks of the model: `task` the clients' own loss; through a fresh linear "
+        "head `surrogate` the labels of the server's data, `rotation` quarter turns, `clusters` of the model's own "
+        "representations; `entropy` sure predictions. The last three need no labels. By default `task` on in-domain "
+        "data, `surrogate` on another set"
+    ),
+]
+
+
 class Feddle(MethodConfig):
     """Search the merging coefficients of an atlas of updates on the server's data."""
 
@@ -251,7 +282,10 @@ class Feddle(MethodConfig):
     storage: Storage = FloatStorage()
     normalise: bool = Field(True, description="scale the anchors to their median norm")
     fallback: Fallback = FedBuffFallback()
-    regularisation: NonNegative = Field(0.0, description="λ, which holds the search near the fallback")
+    objective: Objective | None = None
+    regularisation: NonNegative | None = Field(
+        None, description="λ, which holds the search near the fallback; by default 0 in-domain, 0.01 out of it"
+    )
     search: Search = PaperSearch()
 
 

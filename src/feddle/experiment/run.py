@@ -15,6 +15,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.experiment.build import Federation, Parts, build_strategy
 from feddle.experiment.config import Plan
+from feddle.experiment.diagnostics import Diagnostics
 from feddle.learning.machine import one_thread
 from feddle.learning.training import Recipe, evaluate
 from feddle.runtimes.simulation import Delays, Round, Simulation
@@ -57,6 +58,7 @@ class Run:
         self.server = Server(self.layout.read(federation.model), strategy)
         self.trainer = build_trainer(plan, federation, self.layout, self.server.model, device)
         self.simulation = start_simulation(plan, federation, self.server, self.trainer)
+        self.diagnostics = build_diagnostics(plan, federation, self.layout, self.trainer)
 
     def go(self, listener: Listener | None = None) -> None:
         """Run every round, once; `listener` gets each line of history as it is made."""
@@ -90,6 +92,8 @@ class Run:
             "loss": fmean(losses) if losses else None,
             **self.server.strategy.notes,
         }
+        if self.diagnostics is not None and number % self.diagnostics.every == 0:
+            line |= self.diagnostics.look(number, self.server.model, happened.arrivals)
         if number % self.plan.evaluation.every == 0 or number == self.plan.rounds:
             line |= self._evaluate(number)
         return line
@@ -147,6 +151,17 @@ def start_simulation(plan: Plan, federation: Federation, server: Server, trainer
         eligible=eligible,
         per_round=plan.clients.per_round,
         seed=plan.seed,
+    )
+
+
+def build_diagnostics(plan: Plan, federation: Federation, layout: Layout, trainer: Trainer) -> Diagnostics | None:
+    """Extra measurements, if they are asked for."""
+    asked = plan.diagnostics
+    if asked is None:
+        return None
+    batch_size, seed = plan.training.batch_size, plan.seed
+    return Diagnostics(
+        federation, layout, trainer, every=asked.every, clients=asked.clients, batch_size=batch_size, seed=seed
     )
 
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 
 from feddle.core.errors import FeddleError
+from feddle.core.seeds import torch_generator
 
 
 class Examples(Protocol):
@@ -24,19 +25,22 @@ class Examples(Protocol):
 class Images:
     """Images kept as bytes (n, C, H, W), made into floats in [−1, 1] a batch at a time.
 
-    Grey images are repeated over `channels`, so that one model takes any set. Batches come in channels_last.
+    Grey images are repeated over `channels`, so that one model takes any set. Batches come in channels_last. With
+    `size`, a batch is resized when it is taken, so that a large set can stay as it is on disk.
     """
 
     pixels: Tensor
     labels: Tensor
     channels: int
+    size: int | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """See `Examples`."""
-        pixels = self.pixels[index].to(torch.float32).div_(127.5).sub_(1.0)
+        chosen = self.pixels[index]
+        pixels = (chosen if self.size is None else resize(chosen, self.size)).to(torch.float32).div_(127.5).sub_(1.0)
         pixels = pixels.expand(-1, self.channels, -1, -1)
         return pixels.contiguous(memory_format=torch.channels_last), self.labels[index]
 
@@ -54,6 +58,40 @@ class Selection:
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """See `Examples`."""
         return self.examples.take(self.index[index])
+
+
+@dataclass(frozen=True, eq=False)
+class Relabelled:
+    """The same inputs with other targets."""
+
+    examples: Examples
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Examples`."""
+        return self.examples.take(index)[0], self.labels[index]
+
+
+@dataclass(frozen=True, eq=False)
+class Rotated:
+    """Images, each rotated by `turns` quarter turns, which are also the targets."""
+
+    examples: Examples
+    turns: Tensor
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Examples`."""
+        images, turns = self.examples.take(index)[0], self.turns[index]
+        rotated = torch.empty_like(images)
+        for turn in range(4):
+            rotated[turns == turn] = images[turns == turn].rot90(turn, (2, 3))
+        return rotated, turns
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +116,13 @@ def as_examples(data: Examples | Dataset[Any]) -> Examples:
     if hasattr(data, "take") and hasattr(data, "__len__"):
         return data
     raise FeddleError(f"expected a map-style torch Dataset of (input, target) pairs, got {type(data).__name__}")
+
+
+def draw(examples: Examples, limit: int | None, seed: int) -> Examples:
+    """At most `limit` of the examples, drawn at random; all of them, in order, if that is enough."""
+    if limit is None or limit >= len(examples):
+        return examples
+    return Selection(examples, torch.randperm(len(examples), generator=torch_generator(seed))[:limit])
 
 
 def resize(pixels: Tensor, size: int) -> Tensor:

@@ -42,7 +42,9 @@ class ConvexMerging:
         origin = Weights(model.vector, average_buffers(model, arrivals))
         space = SearchSpace(origin, FloatRows(reported - model.vector), ones)
         seed = seed_for(self.seed, "convex", self._merges)
-        found = self.search(space, self.objective, ones / (len(arrivals) + 1), regularisation=0.0, seed=seed)
+        middle = ones / (len(arrivals) + 1)
+        self.objective.begin(space.point(middle), seed)
+        found = self.search(space, self.objective, middle, regularisation=0.0, seed=seed)
         self.notes = {"coefficients": [round(c, 6) for c in found.coefficients.tolist()], "negative_share": 0.0}
         return space.point(found.coefficients)
 

@@ -55,6 +55,22 @@ class FedAsyncFallback:
 
 
 @dataclass(frozen=True)
+class AdaptiveFallback:
+    """FedAvg's step if the arrivals are fresh, else FedBuff's, which trusts stale ones less.
+
+    Fresh: a mean staleness of at most `threshold` rounds.
+    """
+
+    threshold: float = 1.0
+
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
+        """See `Fallback`."""
+        fresh = sum(a.staleness for a in arrivals) <= self.threshold * len(arrivals)
+        chosen: Fallback = FedAvgFallback() if fresh else FedBuffFallback()
+        return chosen(arrivals)
+
+
+@dataclass(frozen=True)
 class NoFallback:
     """Start from the current model."""
 

@@ -12,7 +12,7 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
 from feddle.core.search import mini_batches
 from feddle.core.seeds import seed_for, torch_generator
-from feddle.learning.examples import Examples
+from feddle.learning.examples import Examples, draw
 from feddle.learning.training import Recipe
 from feddle.learning.workbench import Workbench
 from feddle.strategies.fedavg import Late, average, in_time, max_staleness
@@ -43,13 +43,21 @@ class FedDF:
     """
 
     def __init__(
-        self, bench: Workbench, examples: Examples, distillation: Distillation, *, late: Late = "discard", seed: int
+        self,
+        bench: Workbench,
+        examples: Examples,
+        distillation: Distillation,
+        *,
+        late: Late = "discard",
+        seed: int,
+        samples_per_round: int | None = None,
     ) -> None:
         self.bench = bench
         self.examples = examples
         self.distillation = distillation
         self.late: Late = late
         self.seed = seed
+        self.samples_per_round = samples_per_round
         self.max_staleness = max_staleness(late)
         self.notes: Mapping[str, Any] = {}
         self._merges = 0
@@ -61,23 +69,23 @@ class FedDF:
         used = in_time(arrivals, self.late)
         if not used:
             return model
-        targets = self.teach(used)
-        return self._distil(average(model, arrivals, self.late), targets)
+        chosen = draw(self.examples, self.samples_per_round, seed_for(self.seed, "distil on", self._merges))
+        return self._distil(average(model, arrivals, self.late), chosen, self.teach(used, chosen))
 
-    def teach(self, arrivals: Sequence[Arrival]) -> Tensor:
+    def teach(self, arrivals: Sequence[Arrival], examples: Examples) -> Tensor:
         """What the teachers say (n, classes), as probabilities; one client's model is in memory at a time."""
         how = self.distillation
         total: Tensor | None = None
         for arrival in arrivals:
             client = Weights(arrival.start.vector + arrival.update.delta, arrival.update.buffers)
-            logits = self.bench.logits(client, self.examples) / how.temperature
+            logits = self.bench.logits(client, examples) / how.temperature
             said = logits if how.average == "logits" else logits.softmax(1)
             total = said if total is None else total + said
         assert total is not None
         mean = total / len(arrivals)
         return mean.softmax(1) if how.average == "logits" else mean
 
-    def _distil(self, start: Weights, targets: Tensor) -> Weights:
+    def _distil(self, start: Weights, examples: Examples, targets: Tensor) -> Weights:
         how, model = self.distillation, self.bench.model
         self.bench.layout.write(model, start)
         # eval mode: running statistics stay the clients', and a batch of one is no special case
@@ -87,8 +95,8 @@ class FedDF:
         best, waited, losses = float("inf"), 0, []
         for _ in range(how.recipe.epochs):
             total = 0.0
-            for index in mini_batches(len(self.examples), how.recipe.batch_size, generator):
-                inputs = self.examples.take(index)[0].to(targets.device)
+            for index in mini_batches(len(examples), how.recipe.batch_size, generator):
+                inputs = examples.take(index)[0].to(targets.device)
                 optimizer.zero_grad(set_to_none=True)
                 student = (model(inputs) / how.temperature).log_softmax(1)
                 # T² keeps the gradient's size whatever the temperature
@@ -96,7 +104,7 @@ class FedDF:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 total += loss.item() * len(index)
-            losses.append(total / len(self.examples))
+            losses.append(total / len(examples))
             waited = 0 if losses[-1] < best else waited + 1
             best = min(best, losses[-1])
             if how.patience and waited >= how.patience:

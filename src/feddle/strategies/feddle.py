@@ -1,6 +1,7 @@
 """Feddle: the server's data guides the merge."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,11 +10,19 @@ from torch import Tensor
 from feddle.core.atlas import Atlas
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
-from feddle.core.search import Objective, Search, SearchSpace
+from feddle.core.search import Found, Objective, Search, SearchSpace, full_pass
 from feddle.core.seeds import seed_for
 from feddle.strategies.anchors import AnchorKind, RawAnchors
 from feddle.strategies.fallback import Fallback
 from feddle.strategies.strategy import above, average_buffers, below
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """Another objective, whose directions are compared with the guiding one's every so many rounds."""
+
+    objective: Objective
+    every: int
 
 
 class Feddle:
@@ -36,6 +45,7 @@ class Feddle:
         normalise: bool = True,
         regularisation: float = 0.0,
         seed: int = 0,
+        witness: Witness | None = None,
     ) -> None:
         self.objective = objective
         self.atlas = atlas
@@ -45,6 +55,7 @@ class Feddle:
         self.normalise = normalise
         self.regularisation = regularisation
         self.seed = seed
+        self.witness = witness
         self.notes: Mapping[str, Any] = {}
         self._merges = 0
 
@@ -59,15 +70,13 @@ class Feddle:
         scales = self.atlas.row_scales()
         space = SearchSpace(origin, self.atlas.active(), scales if self.normalise else torch.ones_like(scales))
         start = self._start(fresh, space.scales)
-        found = self.search(
-            space,
-            self.objective,
-            start,
-            regularisation=self.regularisation,
-            seed=seed_for(self.seed, "search", self._merges),
-        )
+        seed = seed_for(self.seed, "search", self._merges)
+        self.objective.begin(space.point(start), seed)
+        found = self.search(space, self.objective, start, regularisation=self.regularisation, seed=seed)
         self.atlas.score(found.coefficients)
         self._note(found.coefficients, start, found.loss)
+        if self.witness is not None and self._merges % self.witness.every == 0:
+            self.notes = {**self.notes, **self._compare(self.witness.objective, space, start, found, seed)}
         return space.point(found.coefficients)
 
     def _insert(self, arrivals: Sequence[Arrival]) -> dict[int, Arrival]:
@@ -89,6 +98,20 @@ class Feddle:
         start[list(fresh)] = torch.tensor(raw, dtype=scales.dtype, device=scales.device)
         return start / scales
 
+    def _compare(
+        self, witness: Objective, space: SearchSpace, start: Tensor, found: Found, seed: int
+    ) -> dict[str, float]:
+        """Cosines between the two objectives' directions: ∂ℓ/∂c at c′ over all examples, and ĉ − c′."""
+        point = space.point(start)
+        witness.begin(point, seed)
+        ours, theirs = (space.project(full_pass(o, point)[1]) for o in (self.objective, witness))
+        other = self.search(space, witness, start, regularisation=self.regularisation, seed=seed)
+        moves = (found.coefficients - start, other.coefficients - start)
+        return {
+            "signal_cosine": float(torch.cosine_similarity(ours, theirs, dim=0)),
+            "search_cosine": float(torch.cosine_similarity(*moves, dim=0)),
+        }
+
     def _note(self, coefficients: Tensor, start: Tensor, loss: float) -> None:
         origins = self.atlas.origins()
         self.notes = {
@@ -102,11 +125,16 @@ class Feddle:
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `Strategy`."""
-        parts = {**above("atlas.", self.atlas.state_dict()), **above("anchors.", self.anchors.state_dict())}
-        return {**parts, "merges": torch.tensor(self._merges)}
+        return {
+            **above("atlas.", self.atlas.state_dict()),
+            **above("anchors.", self.anchors.state_dict()),
+            **above("objective.", self.objective.state_dict()),
+            "merges": torch.tensor(self._merges),
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """See `Strategy`."""
         self._merges = int(state["merges"])
         self.atlas.load_state_dict(below("atlas.", state))
         self.anchors.load_state_dict(below("anchors.", state))
+        self.objective.load_state_dict(below("objective.", state))

@@ -1,0 +1,163 @@
+"""Ways to search, on the same rounds: how far each comes for its passes over the server's data.
+
+Runs a federation with the paper's search; in a few rounds every other search solves the same problem (same atlas, same
+start, same server data) and is then thrown away. Prints for each the server's loss where it ended, the accuracy of that
+model on the test images, and its cost in time over one pass of Adam. Gauss-Newton lives here, not in the package:
+see docs/results.md for why.
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jvp
+
+from feddle.core.search import Found, LbfgsSearch, Objective, PaperSearch, Search, SearchSpace, full_pass
+from feddle.experiment.build import build_federation
+from feddle.experiment.load import load_config
+from feddle.experiment.run import Run
+from feddle.learning.objectives import TaskObjective
+from feddle.learning.training import evaluate
+from feddle.strategies.feddle import Feddle
+
+
+@dataclass(frozen=True)
+class GaussNewtonSearch:
+    """Steps that solve (H + μ) δ = −g, with H = mean of Jᵀ(diag p − p pᵀ)J by forward-mode products on a sample.
+
+    The gradient is over all data; a step that does not lower the loss is tried again at a quarter of its length.
+    """
+
+    iterations: int
+    sample: int = 256
+    damping: float = 1e-3
+
+    def __call__(
+        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
+    ) -> Found:
+        """Search."""
+        assert isinstance(objective, TaskObjective)
+        coefficients = start.clone()
+        loss, gradient = full_pass(objective, space.point(coefficients), 250)
+        chosen = torch.randperm(len(objective), generator=torch.Generator().manual_seed(seed))[: self.sample]
+        for _ in range(self.iterations):
+            slope = space.project(gradient) + regularisation * (coefficients - start)
+            curvature = self._curvature(space, objective, coefficients, chosen)
+            damping = self.damping * curvature.diagonal().mean() + regularisation
+            step = torch.linalg.solve(curvature + damping * torch.eye(len(start)), -slope)
+            for length in (1.0, 0.25, 0.0625):
+                tried = coefficients + length * step
+                new_loss, new_gradient = full_pass(objective, space.point(tried), 250)
+                if new_loss < loss:
+                    coefficients, loss, gradient = tried, new_loss, new_gradient
+                    break
+            else:
+                break
+        return Found(coefficients, loss)
+
+    @staticmethod
+    def _curvature(space: SearchSpace, objective: TaskObjective, at: Tensor, chosen: Tensor) -> Tensor:
+        model, layout = objective.model, objective.layout
+
+        def named(vector: Tensor) -> dict[str, Tensor]:
+            return {s.name: vector[s.place].view(s.shape) for s in layout.parameters}
+
+        inputs, _ = objective.examples.take(chosen)
+        point = named(space.point(at).vector)
+        directions = torch.eye(len(at))
+        zeros = torch.zeros_like(space.origin.vector)
+        tangents = []
+        for direction in directions:
+            along = named(space.anchors.combine(zeros, direction * space.scales))
+            logits, tangent = jvp(lambda p: functional_call(model, p, (inputs,)), (point,), (along,))
+            tangents.append(tangent)
+        probabilities = logits.detach().softmax(1)
+        jacobian = torch.stack(tangents).detach()  # (m, n, classes)
+        weighted = probabilities * jacobian - probabilities * (probabilities * jacobian).sum(2, keepdim=True)
+        return torch.einsum("anc,bnc->ab", jacobian, weighted) / len(chosen)
+
+
+CANDIDATES: dict[str, Search] = {
+    "Adam 1e-3, 1 pass": PaperSearch(1e-3, 1, 32),
+    "Adam 3e-3, 1 pass": PaperSearch(3e-3, 1, 32),
+    "Adam 1e-2, 1 pass": PaperSearch(1e-2, 1, 32),
+    "Adam 1e-3, 10 passes": PaperSearch(1e-3, 10, 32),
+    "annealed 1e-2, 1 pass": PaperSearch(1e-2, 1, 32, anneal=True),
+    "annealed 3e-2, 1 pass": PaperSearch(3e-2, 1, 32, anneal=True),
+    "annealed 1e-2, 3 passes": PaperSearch(1e-2, 3, 32, anneal=True),
+    "annealed 1e-2, batch 128, 3 passes": PaperSearch(1e-2, 3, 128, anneal=True),
+    "L-BFGS, 2": LbfgsSearch(2),
+    "L-BFGS, 5": LbfgsSearch(5),
+    "L-BFGS, 10": LbfgsSearch(10),
+    "Gauss-Newton, 1": GaussNewtonSearch(1),
+    "Gauss-Newton, 3": GaussNewtonSearch(3),
+}
+
+
+@dataclass(eq=False)
+class Comparing:
+    """Runs every candidate in the chosen merges; the run itself goes on with the first."""
+
+    run: Run
+    merges: Sequence[int]
+    rows: dict[str, list[tuple[float, float, float]]] = field(default_factory=lambda: defaultdict(list))
+    seen: int = 0
+
+    def __call__(
+        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
+    ) -> Found:
+        """See `Search`."""
+        self.seen += 1
+        if self.seen in self.merges:
+            self._note("the start c′", space, objective, start, 0.0)
+            for name, search in CANDIDATES.items():
+                began = time.process_time()
+                found = search(space, objective, start, regularisation=regularisation, seed=seed)
+                self._note(name, space, objective, found.coefficients, time.process_time() - began)
+        paper = next(iter(CANDIDATES.values()))
+        return paper(space, objective, start, regularisation=regularisation, seed=seed)
+
+    def _note(self, name: str, space: SearchSpace, objective: Objective, at: Tensor, seconds: float) -> None:
+        point = space.point(at)
+        loss, _ = full_pass(objective, point, 250)
+        self.run.layout.write(self.run.federation.model, point)
+        assert self.run.federation.test is not None
+        accuracy = evaluate(self.run.federation.model, self.run.federation.test).accuracy
+        self.rows[name].append((loss, accuracy, seconds))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("experiments/demo.yaml"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--merges", type=int, nargs="+", default=[10, 25, 45])
+    arguments = parser.parse_args()
+    rows: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for seed in arguments.seeds:
+        overrides = [f"seed={seed}", "workers=0", f"rounds={max(arguments.merges) + 1}", "evaluation.every=1000"]
+        config = load_config(arguments.config, overrides)
+        run = Run(config, build_federation(config))
+        assert isinstance(run.server.strategy, Feddle)
+        comparing = Comparing(run, arguments.merges)
+        run.server.strategy.search = comparing
+        run.go()
+        for name, measured in comparing.rows.items():
+            rows[name] += measured
+    unit = statistics.median(seconds for _, _, seconds in rows["Adam 1e-3, 1 pass"])
+    print("| search | loss on the server's data | accuracy of the model found | cost, in passes of Adam |")
+    print("|---|---|---|---|")
+    for name, measured in rows.items():
+        losses, accuracies, times = zip(*measured, strict=True)
+        cost = statistics.median(times) / unit
+        print(f"| {name} | {statistics.fmean(losses):.3f} | {100 * statistics.fmean(accuracies):.1f} | {cost:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

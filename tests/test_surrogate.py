@@ -1,0 +1,305 @@
+"""Guiding the merge with data that is not of the clients' task."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import feddle
+from feddle.core.atlas import Atlas
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout, Weights
+from feddle.core.rows import FloatRows
+from feddle.core.search import PaperSearch, SearchSpace, SgdSearch, full_pass, smoothness
+from feddle.learning.examples import FromDataset, Images, Rotated, draw
+from feddle.learning.objectives import TaskObjective, entropy
+from feddle.learning.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
+from feddle.strategies.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
+from feddle.strategies.feddle import Feddle, Witness
+from three_numbers import Quadratic, arrival, close, weights
+
+
+class Net(nn.Module):
+    """A body of one linear layer and a head of another; the head is 3-fold, the server's labels are 2-fold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.body(inputs)))
+        return out
+
+
+def pairs(count: int = 60, seed: int = 0) -> FromDataset:
+    """Points whose label says on which side of a plane they are."""
+    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    return FromDataset(TensorDataset(points, (points[:, 0] > points[:, 1]).long()))
+
+
+def surrogate(examples: FromDataset | None = None, **options: Any) -> SurrogateObjective:
+    torch.manual_seed(0)
+    model = Net()
+    return SurrogateObjective(model, Layout.of(model), examples or pairs(), OwnLabels(2), **options)
+
+
+def start_of(objective: SurrogateObjective) -> Weights:
+    return objective.layout.read(objective.model)
+
+
+def test_the_gradient_is_that_of_the_body_and_zero_on_the_head() -> None:
+    objective = surrogate()
+    start = start_of(objective)
+    objective.begin(start, seed=0)
+    everything = torch.arange(len(objective))
+    loss, gradient = objective.loss_and_gradient(start, everything)
+    assert not gradient[objective.layout.head].any()
+    direction = torch.zeros_like(gradient)
+    direction[objective.layout.body] = gradient[objective.layout.body]
+    step = 1e-3
+    ahead, behind = (
+        objective.loss_and_gradient(Weights(start.vector + sign * step * direction, start.buffers), everything)[0]
+        for sign in (1, -1)
+    )
+    assert (ahead - behind) / (2 * step) == pytest.approx(float(gradient @ direction), rel=1e-2)
+    # another head of the clients' own changes nothing
+    other = start.vector.clone()
+    other[objective.layout.head] = 7.0
+    assert objective.loss_and_gradient(Weights(other, start.buffers), everything)[0] == loss
+
+
+def test_theta_is_fitted_where_the_search_starts_and_goes_on_from_there() -> None:
+    few, many = surrogate(head_steps=3), surrogate(head_steps=200)
+    start = start_of(few)
+    for objective in (few, many):
+        objective.begin(start, seed=0)
+    best = full_pass(many, start)[0]
+    losses = [full_pass(few, start)[0]]
+    for _ in range(15):
+        few.begin(start, seed=0)
+        losses.append(full_pass(few, start)[0])
+    # starting from zeros the loss was ln 2; a few steps lower it, and each warm start goes on towards the optimum
+    assert best < losses[-1] < losses[0] - 0.05 < 0.6931
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_restored_objective_goes_on_the_same() -> None:
+    first, second = surrogate(head_steps=2), surrogate(head_steps=2)
+    start = start_of(first)
+    first.begin(start, seed=0)
+    second.load_state_dict(first.state_dict())
+    for objective in (first, second):
+        objective.begin(start, seed=1)
+    assert full_pass(first, start)[0] == full_pass(second, start)[0]
+    afresh = surrogate(head_steps=2)
+    afresh.begin(start, seed=1)
+    assert full_pass(first, start)[0] < full_pass(afresh, start)[0]  # it did not start anew
+
+
+def test_a_model_without_a_linear_head_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 1))
+    with pytest.raises(FeddleError, match="replaces the model's last linear layer, but the model has none"):
+        SurrogateObjective(model, Layout.of(model), pairs(), OwnLabels(2))
+
+
+class Counting:
+    """Remembers which of its examples were taken."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.taken: set[int] = set()
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        self.taken |= set(index.tolist())
+        return torch.ones(len(index), 4), index % 2
+
+
+def test_a_search_touches_a_bounded_seeded_sample_only() -> None:
+    model = Net()
+    data = Counting(250_000)
+    objective = SurrogateObjective(model, Layout.of(model), data, OwnLabels(2), samples_per_round=100)
+    start = start_of(objective)
+    objective.begin(start, seed=5)
+    full_pass(objective, start)
+    first = data.taken
+    assert len(objective) == len(first) == 100
+    data.taken = set()
+    objective.begin(start, seed=5)
+    assert data.taken == first
+    data.taken = set()
+    objective.begin(start, seed=6)
+    assert len(data.taken) == 100
+    assert len(data.taken & first) < 10
+
+
+def test_draw_leaves_a_small_set_in_order() -> None:
+    data = Counting(3)
+    assert draw(data, 3, seed=1) is data
+    assert draw(data, None, seed=1) is data
+    assert len(draw(data, 2, seed=1)) == 2
+
+
+def test_images_are_resized_when_taken() -> None:
+    pixels = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8)
+    late = Images(pixels, torch.arange(6), 3, size=8)
+    inputs, labels = late.take(torch.tensor([4, 1]))
+    assert inputs.shape == (2, 3, 8, 8)
+    assert labels.tolist() == [4, 1]
+
+
+def test_quarter_turns_worked_out() -> None:
+    image = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
+    data = FromDataset(TensorDataset(image.repeat(3, 1, 1, 1), torch.zeros(3)))
+    images, turns = Rotated(data, torch.tensor([0, 1, 2])).take(torch.arange(3))
+    assert turns.tolist() == [0, 1, 2]
+    # counter-clockwise: the right column becomes the top row
+    assert images[:, 0].tolist() == [[[1, 2], [3, 4]], [[2, 4], [1, 3]], [[4, 3], [2, 1]]]
+
+
+def test_rotations_need_no_labels_and_are_seeded() -> None:
+    data = FromDataset(TensorDataset(torch.rand(40, 1, 3, 3), torch.full((40,), 9)))
+    first, again, other = (Rotations()(data, lambda _: torch.zeros(0), seed) for seed in (1, 1, 2))
+    labels = [e.take(torch.arange(40))[1] for e in (first, again, other)]
+    assert torch.equal(labels[0], labels[1])
+    assert not torch.equal(labels[0], labels[2])
+    assert set(labels[0].tolist()) == {0, 1, 2, 3}
+
+
+def test_clusters_find_what_lies_together_and_keep_their_names() -> None:
+    angles = torch.tensor([0.0, 0.1, 0.05, 1.5, 1.6, 1.55])
+    points = torch.stack([angles.cos(), angles.sin()], dim=1)
+    data = FromDataset(TensorDataset(points, torch.zeros(6)))
+    clusters = Clusters(2)
+    labels = clusters(data, lambda _: points, seed=0).take(torch.arange(6))[1]
+    assert labels[0] == labels[1] == labels[2] != labels[3]
+    assert labels[3] == labels[4] == labels[5]
+    restored = Clusters(2)
+    restored.load_state_dict(clusters.state_dict())
+    for again in (clusters, restored):
+        assert torch.equal(again(data, lambda _: points, seed=99).take(torch.arange(6))[1], labels)
+
+
+def test_entropy_worked_out() -> None:
+    # (½, ½): ln 2; (1, 0): 0
+    outputs = torch.tensor([[0.0, 0.0], [50.0, -50.0]])
+    assert float(entropy(outputs, torch.zeros(2))) == pytest.approx(0.6931472 / 2)
+
+
+def test_the_coefficients_move_the_whole_model() -> None:
+    objective = surrogate()
+    model = start_of(objective)
+    strategy = Feddle(objective, Atlas(2, len(model.vector)), PaperSearch(0.01, 1, 32), FedBuffFallback())
+    update = arrival(*[0.1] * len(model.vector))
+    merged = strategy.merge(model, [update])
+    [coefficient] = strategy.notes["coefficients"]
+    assert torch.allclose(merged.vector - model.vector, torch.full_like(model.vector, 0.1 * coefficient), atol=1e-5)
+
+
+def test_sgd_with_the_steps_of_the_theory() -> None:
+    # ℓ = ½‖w − (1, −1, 0)‖² has L = 1. Anchors e₁, e₂: Σ‖ā‖² = 2, and the slope at 0 is (−1, 1).
+    space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
+    objective, zeros = Quadratic(1.0, -1.0, 0.0), torch.zeros(2)
+    assert smoothness(space, objective, zeros) == pytest.approx(1.0, rel=1e-4)
+    assert close(space.lengths(), 1.0, 1.0)
+    lemma = SgdSearch("lemma-1", 1, 4)(space, objective, zeros, regularisation=0.0, seed=0)
+    assert close(lemma.coefficients.round(decimals=4), 0.5, -0.5)  # 1/(1·2)
+    # T = 2 steps: min(1/(2·1·2·2), 1/(2·1·2·√2)) = 1/8, and the second slope is (−7/8, 7/8): 1/8 + 7/64
+    theorem = SgdSearch("theorem-2", 2, 4)(space, objective, zeros, regularisation=0.0, seed=0)
+    assert close(theorem.coefficients.round(decimals=4), 0.2344, -0.2344)
+    # long anchors, ‖ā‖ = 2: Σ‖ā‖² = 8, so a step of 1/8 on a slope of (−2, 2)
+    long = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.full((2,), 2.0))
+    found = SgdSearch("lemma-1", 1, 4)(long, objective, zeros, regularisation=0.0, seed=0)
+    assert close(found.coefficients.round(decimals=4), 0.25, -0.25)
+
+
+def test_the_adaptive_fallback_looks_at_the_delays() -> None:
+    fresh = [arrival(1.0, 0.0, 0.0, staleness=0, examples=1), arrival(0.0, 1.0, 0.0, staleness=2, examples=3)]
+    stale = [arrival(1.0, 0.0, 0.0, staleness=0, examples=1), arrival(0.0, 1.0, 0.0, staleness=3, examples=3)]
+    assert AdaptiveFallback(1.0)(fresh) == FedAvgFallback()(fresh) == [0.25, 0.75]
+    assert AdaptiveFallback(1.0)(stale) == FedBuffFallback()(stale) == [0.5, 0.25]
+
+
+def test_a_witness_is_compared_and_changes_nothing() -> None:
+    def merged(witness: Quadratic | None) -> tuple[Weights, Mapping[str, Any]]:
+        strategy = Feddle(
+            Quadratic(1.0, 0.0, 0.0),
+            Atlas(2, 3),
+            PaperSearch(0.1, 1, 4),
+            FedBuffFallback(),
+            witness=None if witness is None else Witness(witness, every=1),
+        )
+        arrivals = [arrival(1.0, 0.0, 0.0), arrival(0.0, 1.0, 0.0, client=1)]
+        return strategy.merge(weights(0.0, 0.0, 0.0), arrivals), strategy.notes
+
+    alone, _ = merged(None)
+    # c′ = (½, ½). Ours is drawn to (1, 0): slope (−½, ½). The witness to (0, 1): slope (½, −½). They are opposite.
+    beside, notes = merged(Quadratic(0.0, 1.0, 0.0))
+    assert torch.equal(alone.vector, beside.vector)
+    assert notes["signal_cosine"] == pytest.approx(-1.0)
+    assert notes["search_cosine"] == pytest.approx(-1.0)
+
+
+def simulate(**options: Any) -> feddle.Run:
+    torch.manual_seed(0)
+    data = [TensorDataset(*default(30, seed)) for seed in range(4)]
+    settings: dict[str, Any] = {"server": data[0], "test": data[1], "per_round": 2, "rounds": 4, "delays": {"sigma": 1}}
+    return feddle.simulate(Net(), data, workers=0, evaluation={"every": 2}, **(settings | options))
+
+
+def default(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    return points, points[:, :3].argmax(1)
+
+
+def test_diagnostics_change_nothing_and_are_written() -> None:
+    plain = simulate()
+    looked = simulate(diagnostics={"every": 2, "clients": 3})
+    assert torch.equal(plain.server.model.vector, looked.server.model.vector)
+    assert "update_cosine" not in looked.history[0]
+    line = looked.history[3]
+    assert -1 <= line["update_cosine"]["min"] <= line["update_cosine"]["mean"] <= line["update_cosine"]["max"] <= 1
+    assert len(line["true_update_cosines"]) == 1  # with the one of round 2
+    assert line["noise_to_signal"] > 0
+    assert {"update_cosine", "noise_to_signal"} <= looked.history[1].keys()
+    with_arrivals = [h for h in looked.history[1::2] if h["arrivals"]]
+    assert all(h["gradient_norm_ratio"]["max"] > 0 for h in with_arrivals)
+
+
+@pytest.mark.parametrize("objective", ["surrogate", "clusters", "entropy", None])
+def test_the_library_takes_server_data_of_another_task(objective: str | None) -> None:
+    points = torch.randn(50, 4, generator=torch.Generator().manual_seed(9))
+    run = simulate(
+        server=TensorDataset(points, (points[:, 3] > 0).long()),
+        server_classes=2,
+        method={"name": "feddle", "objective": objective},
+    )
+    assert len(run.history) == 4
+    strategy = run.server.strategy
+    assert isinstance(strategy, Feddle)
+    assert strategy.regularisation == 0.01
+    assert isinstance(strategy.objective, TaskObjective if objective == "entropy" else SurrogateObjective)
+
+
+def test_a_task_loss_on_another_tasks_labels_is_refused() -> None:
+    with pytest.raises(FeddleError, match="needs server data of the clients' own task"):
+        simulate(server_classes=2, method={"name": "feddle", "objective": "task"})
+
+
+def test_cross_entropy_of_a_tiny_surrogate_by_hand() -> None:
+    # one feature, tanh(0) = 0 everywhere: only the bias can learn, so with as many of either label the loss stays ln 2
+    model = Net()
+    with torch.no_grad():
+        for parameter in model.body.parameters():
+            parameter.zero_()
+    data = FromDataset(TensorDataset(torch.randn(10, 4), torch.arange(10) % 2))
+    objective = SurrogateObjective(model, Layout.of(model), data, OwnLabels(2))
+    start = objective.layout.read(model)
+    objective.begin(start, seed=0)
+    assert full_pass(objective, start)[0] == pytest.approx(float(torch.tensor(2.0).log()))

@@ -70,7 +70,7 @@ _SPECS = (
     ),
     Spec(
         # The package's own subset of the X-rays of Guangzhou Women and Children's Medical Center (CC0, says
-        # its licence), made smaller. Its split is kept, though by the file names some children are in both train and test.
+        # its licence), made smaller. Its split is kept, though by the file names some children are in both.
         name="chest-xray",
         title="Chest X-rays of children: grey images, normal (0) or with pneumonia (1)",
         contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2),

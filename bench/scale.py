@@ -3,8 +3,8 @@
 Feddle with N clients a round, an atlas of M anchors, a CNN of d parameters and J clients; one of them grows while the
 others stay at the base point. A client has 32 images, the server 256, which is a fourth of the paper's: one local epoch
 and one pass of the search, both in batches of 32. Every point is measured in a process of its own, of one thread; the
-time is CPU time, which for one thread is the wall time of an idle machine. Only ratios to the base point are printed and
-drawn; the raw numbers go to a JSON file.
+time is CPU time, which for one thread is the wall time of an idle machine. Only ratios to the base point are printed
+and drawn; the raw numbers go to a JSON file.
 """
 
 import argparse
@@ -143,10 +143,10 @@ def summary(point: Point, results: Sequence[Result], base: Sequence[Result]) -> 
     """A point in numbers; `time` and `memory` are relative to the base point."""
 
     def seconds(which: Sequence[Result]) -> float:
-        return median(second for result in which for second in result["rounds"])
+        return float(median(second for result in which for second in result["rounds"]))
 
     def peak(which: Sequence[Result]) -> float:
-        return median(result["peak_mb"] for result in which)
+        return float(median(result["peak_mb"] for result in which))
 
     each = [seconds([ours]) / seconds([theirs]) for ours, theirs in zip(results, base, strict=True)]
     return {

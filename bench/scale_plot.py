@@ -45,6 +45,11 @@ class Panel:
     title: str
     memory: bool = False
 
+    @property
+    def curves(self) -> tuple[str, ...]:
+        """What is drawn of each point."""
+        return ("memory", "time") if self.memory else ("time",)
+
 
 PANELS = {
     "N": Panel("per_round", "N, clients a round"),
@@ -56,7 +61,7 @@ PANELS = {
 
 def draw(lines: Mapping[str, Points]) -> str:
     """The four panels as an SVG file; `time` and `memory` of a point are relative to the base point."""
-    values = [p[k] for points in lines.values() for p in points for k in ("time", "memory")]
+    values = [point[key] for name, points in lines.items() for point in points for key in PANELS[name].curves]
     low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)) + 0.1)
     y = Axis(low, high, HEIGHT - BOTTOM, TOP, tuple(range(low, high + 1)), 1)
     size = Size("scale", 2 * WIDTH, 2 * HEIGHT, 0)
@@ -82,7 +87,7 @@ def _panel(panel: Panel, points: Points, y: Axis) -> Markup:
             for a, point in zip(at, points, strict=True)
         ),
         _proportion(x, y, base),
-        *(_line(key, points, at, x, y) for key in ("memory", "time") if key == "time" or panel.memory),
+        *(_line(key, panel, points, x, y) for key in panel.curves),
         _names(panel),
     )
 
@@ -108,13 +113,17 @@ def _proportion(x: Axis, y: Axis, base: float) -> Markup:
     )
 
 
-def _line(key: str, points: Points, at: Sequence[float], x: Axis, y: Axis) -> Markup:
-    """A curve with the value written at each point, time's above and memory's below."""
-    places = [(x.place(a), y.place(math.log2(p[key]))) for a, p in zip(at, points, strict=True)]
+def _line(key: str, panel: Panel, points: Points, x: Axis, y: Axis) -> Markup:
+    """A curve with the value written at each point, above it or, beside a larger one, below."""
+    places = [(x.place(math.log2(p[panel.key])), y.place(math.log2(p[key]))) for p in points]
     path = "M" + "L".join(f"{left:.1f} {top:.1f}" for left, top in places)
-    side = -1 if key == "time" else 1
+    others = [other for other in panel.curves if other != key]
+
+    def below(point: Mapping[str, Any]) -> bool:
+        return any(point[other] > point[key] or (point[other] == point[key] and key == "memory") for other in others)
+
     texts = (
-        element("text", f"{point[key]:.2f}", x=left, y=top + 4 + 14 * side, class_="value middle")
+        element("text", f"{point[key]:.2f}", x=left, y=top + (18 if below(point) else -10), class_="value middle")
         for point, (left, top) in zip(points, places, strict=True)
     )
     dots = (element("circle", cx=left, cy=top, r=3.5) for left, top in places)

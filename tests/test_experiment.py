@@ -1,7 +1,9 @@
 """Configs, run folders, the library and the command line, on real data of a second."""
 
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from feddle.experiment.load import load_config, parse_config
 from feddle.experiment.reference import reference
 from feddle.experiment.run import Run
 from feddle.learning import datasets
+from feddle.learning.machine import require_bfloat16
 from feddle.learning.training import Recipe
 from feddle.runtimes.simulation import Delays
 from feddle.runtimes.trainers import InlineTrainer
@@ -109,6 +112,7 @@ BAD: list[tuple[str, str]] = [
     ("seed=2001-99-99", "the value of seed is not valid YAML: month must be in 1..12"),
     ("seed={a: 1, a: 2}", "the key 'a' is given twice"),
     ("delays.sigma=1e308", "delays.sigma: input should be less than or equal to 1000000"),
+    ("training.precision=half", "training.precision: input should be 'float32' or 'bfloat16', got 'half'"),
     ("training.lr=true", "training.lr: expected a number, got True"),
     ("model={channels: [4, 4, 4, 4, 4, 4], pools: 6}", "lower model.pools"),
     ("method.atlas_size=100000000", "lower method.atlas_size"),
@@ -380,6 +384,49 @@ def test_every_option_reaches_what_it_is_for() -> None:
         other = parts({"method": {"search": name}}).server.strategy
         assert isinstance(other, Feddle)
         assert other.search == search
+
+
+BFLOAT16 = """
+import sys
+from pathlib import Path
+from feddle.experiment.folder import run_config
+from feddle.experiment.load import load_config
+for name, precision, workers in (("inline", "bfloat16", 0), ("pool", "bfloat16", 2), ("exact", "float32", 0)):
+    changes = [f"training.precision={precision}", f"workers={workers}", "device=cpu"]
+    run_config(load_config(Path(sys.argv[1]), changes), Path(name), quiet=True)
+"""
+
+
+def test_bfloat16_gives_the_same_bits_with_any_number_of_workers(tiny_file: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-c", BFLOAT16, str(tiny_file)]
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}  # read before torch's first product
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    if "bfloat16 does not run" in done.stderr:
+        pytest.skip("this CPU cannot train in bfloat16")
+    assert done.returncode == 0, done.stderr
+    inline, pool, exact = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("inline", "pool", "exact"))
+    assert inline == pool != exact
+
+
+def test_a_cpu_that_dies_of_bfloat16_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(training={"precision": "bfloat16"}, workers=0, device="cpu")
+    deadly = tmp_path / "python"
+    deadly.write_text("#!/bin/sh\nkill -ILL $$\n")
+    deadly.chmod(0o755)
+    require_bfloat16.cache_clear()
+    for python, cause in ((str(deadly), "ended with SIGILL"), (shutil.which("false"), "failed: exit code 1")):
+        monkeypatch.setattr(sys, "executable", python)
+        with pytest.raises(FeddleError, match=cause) as caught:
+            run_config(config, tmp_path / "run", quiet=True)
+        assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment" in str(caught.value)
+        assert "or set training.precision: float32" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "run").exists()
+    monkeypatch.setattr(sys, "executable", shutil.which("true"))
+    trainer = Run(config, build_federation(config)).trainer
+    assert isinstance(trainer, InlineTrainer)
+    assert trainer.work.recipe.precision == "bfloat16"
+    require_bfloat16.cache_clear()
 
 
 def strategy_of(**method: Any) -> Any:

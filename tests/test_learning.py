@@ -1,5 +1,11 @@
 """Examples, partitions, models and local training."""
 
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -154,6 +160,71 @@ def test_local_training_worked_out() -> None:
     assert update.metrics["loss"] == pytest.approx(0.16)
     assert (update.num_examples, update.job.client) == (1, 3)
     assert start.vector.tolist() == [2.0]
+
+
+BFLOAT16 = """
+import json, torch
+from torch import nn
+from feddle.core.layout import Layout
+from feddle.core.messages import Job
+from feddle.learning.examples import FromDataset, Images
+from feddle.learning.machine import one_thread, require_bfloat16
+from feddle.learning.models import CNN
+from feddle.learning.training import Recipe, train_client
+
+require_bfloat16()
+
+def job(model, data, recipe, loss=nn.functional.cross_entropy):
+    layout = Layout.of(model)
+    return train_client(model, layout, layout.read(model), data, recipe, Job(0, 0, 0), seed=0, loss=loss)
+
+def one_weight(precision):
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1 + 2**-9)
+    data = FromDataset(torch.utils.data.TensorDataset(torch.tensor([[1.0]]), torch.tensor([[0.0]])))
+    update = job(model, data, Recipe("sgd", 0.25, epochs=1, precision=precision), nn.functional.mse_loss)
+    return update.metrics["loss"], update.delta.item()
+
+def stripes(precision):
+    torch.manual_seed(0)
+    labels = torch.arange(200) % 4
+    pixels = torch.randint(0, 100, (200, 1, 28, 28), dtype=torch.uint8)
+    for i, label in enumerate(labels):
+        pixels[i, :, label * 7 : label * 7 + 7] += 100
+    model = CNN(4, image_size=28, in_channels=1)
+    updates = [job(model, Images(pixels, labels, 1), Recipe(epochs=1, precision=precision)) for _ in range(3)]
+    return [update.metrics["loss"] for update in updates], str(updates[0].delta.dtype)
+
+with one_thread():
+    print(json.dumps({p: {"one": one_weight(p), "stripes": stripes(p)} for p in ("float32", "bfloat16")}))
+"""
+
+
+@pytest.fixture(scope="module")
+def in_both_precisions() -> Any:
+    # in a process of its own: the variable is read before torch's first product, and some machines need it
+    surroundings = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    command = [sys.executable, "-W", "error", "-c", BFLOAT16]
+    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False, timeout=200)
+    if "training.precision: bfloat16 does not run" in done.stderr:
+        pytest.skip("this CPU cannot train in bfloat16")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_bfloat16_rounds_the_pass_and_not_the_weights(in_both_precisions: Any) -> None:
+    # w = 1 + 2⁻⁹, x = 1, y = 0. bfloat16 has eight significant bits, so the pass sees w as 1: loss 1, gradient 2, and
+    # SGD with rate 0.25 gives Δ = −0.5 exactly. In float32 the loss is (1 + 2⁻⁹)² and Δ = −0.5·(1 + 2⁻⁹)
+    assert in_both_precisions["bfloat16"]["one"] == [1.0, -0.5]
+    assert in_both_precisions["float32"]["one"] == [(1 + 2**-9) ** 2, -0.5 * (1 + 2**-9)]
+
+
+def test_a_model_learns_in_bfloat16_nearly_as_in_float32(in_both_precisions: Any) -> None:
+    (exact, _), (rounded, dtype) = (in_both_precisions[p]["stripes"] for p in ("float32", "bfloat16"))
+    assert dtype == "torch.float32", "an update keeps its precision"
+    assert rounded[0] != exact[0]
+    assert rounded[0] == pytest.approx(exact[0], rel=0.05)
+    assert rounded[-1] < 0.2 * rounded[0]
 
 
 def test_training_that_diverges_names_client_and_remedy() -> None:

@@ -86,6 +86,10 @@ class Training(Strict):
     epochs: Count = Field(5, description="passes over the client's data")
     batch_size: Count = 32
     weight_decay: NonNegative = 0.0
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="`float32`, or `bfloat16` for the passes through the model (autocast); weights stay float32",
+    )
 
 
 class Delays(Strict):

@@ -16,7 +16,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.experiment.build import Federation, Parts, build_strategy
 from feddle.experiment.config import Plan
 from feddle.experiment.diagnostics import Diagnostics
-from feddle.learning.machine import one_thread
+from feddle.learning.machine import one_thread, require_bfloat16
 from feddle.learning.training import Recipe, evaluate
 from feddle.runtimes.simulation import Delays, Round, Simulation
 from feddle.runtimes.trainers import ClientWork, InlineTrainer, Trainer
@@ -51,6 +51,8 @@ class Run:
         self.history: list[Line] = []
         self.seconds = 0.0
         device = resolve_device(plan.device)
+        if plan.training.precision == "bfloat16" and device == "cpu":
+            require_bfloat16()
         federation.model.to(device=device)
         self.layout = Layout.of(federation.model)
         self.method = plan.method.name if strategy is None else type(strategy).__name__

@@ -2,13 +2,26 @@
 
 import ctypes
 import platform
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 
+from feddle.core.errors import FeddleError
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+_BFLOAT16_STEP = """
+import torch
+model = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3), torch.nn.Flatten(), torch.nn.Linear(64 * 36, 64))
+images = torch.ones(32, 32, 8, 8).contiguous(memory_format=torch.channels_last)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    outputs = model(images)
+outputs.float().sum().backward()
+"""
 
 
 @contextmanager
@@ -30,3 +43,24 @@ def _keep_freed_pages() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(2**31 - 1))
         libc.mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(2**30))
+
+
+@cache
+def require_bfloat16() -> None:
+    """Refuse bfloat16 where the CPU dies of it: some virtual machines announce AMX and do not run it.
+
+    An illegal instruction ends the process, so a child takes a training step first.
+    """
+    done = subprocess.run([sys.executable, "-c", _BFLOAT16_STEP], capture_output=True, text=True)  # noqa: S603
+    if done.returncode:
+        raise FeddleError(
+            f"training.precision: bfloat16 does not run on this CPU ({_cause(done)}); start with "
+            "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment, or set training.precision: float32"
+        )
+
+
+def _cause(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a process ended: the signal, or the last line that it wrote."""
+    if done.returncode < 0:
+        return f"a trial step ended with {signal.Signals(-done.returncode).name}"
+    return "a trial step failed: " + (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,13 +23,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is trained on examples: optimiser, learning rate, epochs and batch size."""
+    """How a model is trained on examples: optimiser, learning rate, epochs, batch size and precision."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: float = 1e-3
     epochs: int = 5
     batch_size: int = 32
     weight_decay: float = 0.0
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     def lasting(self, epochs: int) -> "Recipe":
         """The same for another number of epochs."""
@@ -39,6 +41,12 @@ class Recipe:
         parameters = [p for p in model.parameters() if p.requires_grad]
         make = torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD
         return make(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+
+    def arithmetic(self, device: torch.device) -> AbstractContextManager[object]:
+        """What a forward pass runs in: bfloat16 is torch's autocast, the weights stay float32."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def train(
@@ -68,7 +76,8 @@ def train(
                 continue
             inputs, targets = examples.take(index)
             optimizer.zero_grad(set_to_none=True)
-            value = loss(model(inputs.to(device)), targets.to(device))
+            with recipe.arithmetic(device):
+                value = loss(model(inputs.to(device)), targets.to(device))
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total, seen = total + value.item() * len(index), seen + len(index)

@@ -53,6 +53,9 @@ class Quadratic:
         gradient = point.vector - self.target
         return float(gradient @ gradient / 2), gradient
 
+    def each(self, point: Weights, batches: Sequence[Tensor]) -> list[tuple[float, Tensor]]:
+        return [self.loss_and_gradient(point, examples) for examples in batches]
+
 
 def close(got: Tensor, *expected: float) -> bool:
     return torch.allclose(got, torch.tensor(expected), rtol=1e-5, atol=1e-6)

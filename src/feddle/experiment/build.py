@@ -25,6 +25,7 @@ from feddle.learning.partition import Partition, add_label_noise, dirichlet, eve
 from feddle.learning.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective, Targets
 from feddle.learning.training import Loss, Recipe
 from feddle.learning.workbench import Workbench
+from feddle.runtimes.workers import SharedObjective, WorkerPool
 from feddle.strategies.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors, RawAnchors
 from feddle.strategies.ca2fl import CA2FL
 from feddle.strategies.client_cache import ClientCache
@@ -158,6 +159,7 @@ class Parts:
     layout: Layout
     device: str
     scratch: Path | None  # a folder for what does not fit in memory
+    pool: WorkerPool | None = None  # workers that help with a search when they are idle
 
     @property
     def bench(self) -> Workbench:
@@ -294,7 +296,12 @@ def build_objective(name: methods.Objective | None, parts: Parts) -> Objective:
     name = name or ("surrogate" if outside else "task")
     match name:
         case "task":
-            return TaskObjective(bench.model, bench.layout, parts.server_data(), bench.loss, samples_per_round=limit)
+            objective = TaskObjective(
+                bench.model, bench.layout, parts.server_data(), bench.loss, samples_per_round=limit
+            )
+            if parts.pool is None or (limit is not None and limit < len(examples)):
+                return objective
+            return SharedObjective(objective, parts.pool)
         case "entropy":
             return TaskObjective(bench.model, bench.layout, examples, entropy, samples_per_round=limit)
         case "surrogate":

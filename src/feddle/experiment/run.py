@@ -56,9 +56,11 @@ class Run:
         federation.model.to(device=device)
         self.layout = Layout.of(federation.model)
         self.method = plan.method.name if strategy is None else type(strategy).__name__
-        strategy = strategy or build_strategy(Parts(plan, federation, self.layout, device, scratch))
-        self.server = Server(self.layout.read(federation.model), strategy)
-        self.trainer = build_trainer(plan, federation, self.layout, self.server.model, device)
+        model = self.layout.read(federation.model)
+        self.trainer = build_trainer(plan, federation, self.layout, model, device)
+        pool = self.trainer if isinstance(self.trainer, WorkerPool) else None
+        strategy = strategy or build_strategy(Parts(plan, federation, self.layout, device, scratch, pool))
+        self.server = Server(model, strategy)
         self.simulation = start_simulation(plan, federation, self.server, self.trainer)
         self.diagnostics = build_diagnostics(plan, federation, self.layout, self.trainer)
 

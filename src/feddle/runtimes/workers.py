@@ -1,18 +1,17 @@
 """Training ahead of time in worker processes.
 
-A job's start is known long before its update is due, so workers train while the server searches. The parent keeps the
-order of the jobs; a worker has two rows of shared memory, one for the model that it starts from and one for its
-result. Data and model come with the fork: nothing is copied or pickled.
+A job's start is known long before its update is due, so workers train while the server searches; one that has no job
+helps with the search. The parent keeps the order of the jobs; a worker has two rows of shared memory, one for the
+model that it starts from and one for its result. Data and model come with the fork: nothing is copied or pickled.
 """
 
 import json
-import mmap
 import multiprocessing
-import signal
 import threading
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
 from itertools import count
 from multiprocessing.connection import Connection, wait
@@ -20,15 +19,15 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.learning.machine import one_thread
+from feddle.core.search import Objective
+from feddle.learning.objectives import TaskObjective
+from feddle.runtimes.worker_process import Rows, Work, serve
 
-Work = Callable[[Job, Weights], Update]
 _ATTEMPTS = 2
 _HANDED_BACK = 10  # deaths before a job even began: it is not the job's fault, but something is very wrong
 
@@ -46,28 +45,21 @@ class _Task:
     outcome: Update | FeddleError | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Memory that a worker shares with the parent: where it starts, what came of it, and whether it began."""
+@dataclass(eq=False)
+class _Shard:
+    """A part of a pass over the server's data that a worker was given; `failed` ones are done by the parent."""
 
-    start: Weights
-    result: Weights
-    begun: Tensor
-
-    @classmethod
-    def like(cls, model: Weights) -> "_Rows":
-        d, b = len(model.vector), len(model.buffers)
-        memory = torch.frombuffer(mmap.mmap(-1, 4 * (2 * (d + b) + 1)), dtype=torch.float32)
-        start, result = memory[: d + b], memory[d + b : -1]
-        return cls(Weights(start[:d], start[d:]), Weights(result[:d], result[d:]), memory[-1:])
+    examples: Tensor
+    outcome: tuple[float, Tensor] | None = None
+    failed: bool = False
 
 
 @dataclass(eq=False)
 class _Worker:
     process: BaseProcess
     connection: Connection
-    rows: _Rows
-    task: _Task | None = None
+    rows: Rows
+    task: _Task | _Shard | None = None
     alive: bool = True
 
 
@@ -85,6 +77,7 @@ class WorkerPool:
         self.size = workers
         self.horizon = horizon
         self.ahead = ahead
+        self.objective: Objective | None = None  # whose shards idle workers compute; set before the workers are forked
         self._changed = threading.Condition()  # guards everything below
         self._workers: list[_Worker] = []
         self._tasks: dict[Job, _Task] = {}
@@ -145,15 +138,46 @@ class WorkerPool:
             raise task.outcome
         return task.outcome
 
+    def share(self, point: Weights, batches: Sequence[Tensor]) -> list[tuple[float, Tensor]]:
+        """The objective's loss and gradient for each batch, in order: from this process and from idle workers.
+
+        This process begins with the first batch, workers with the last; who computes what does not change the bits.
+        """
+        assert self.objective is not None
+        shards = [_Shard(examples) for examples in batches]
+        waiting = deque(shards)
+        while waiting:
+            self._give_shards(waiting, point)
+            if waiting:
+                shard = waiting.popleft()
+                shard.outcome = self.objective.loss_and_gradient(point, shard.examples)
+        with self._changed:
+            while any(s.outcome is None and not s.failed for s in shards) and self._broken is None:
+                self._changed.wait()
+        return [s.outcome or self.objective.loss_and_gradient(point, s.examples) for s in shards]
+
+    def _give_shards(self, waiting: deque[_Shard], point: Weights) -> None:
+        with self._changed:
+            for worker in self._workers:
+                if waiting and worker.alive and worker.task is None:
+                    worker.task = shard = waiting.pop()
+                    self._start(worker, point, {"examples": shard.examples.tolist()})
+
+    def _start(self, worker: _Worker, at: Weights, message: dict[str, Any]) -> None:
+        worker.rows.start.vector.copy_(at.vector)
+        worker.rows.start.buffers.copy_(at.buffers)
+        worker.rows.begun.zero_()
+        try:
+            worker.connection.send_bytes(json.dumps(message).encode())
+        except OSError:  # it has just died; the listener sees that too, and its work is done again
+            return
+
     def _feed(self) -> None:
         """Give idle workers the next jobs."""
         for worker in self._workers:
             if worker.task is None and worker.alive and (task := self._next()) is not None:
                 worker.task = task
-                worker.rows.start.vector.copy_(task.start.vector)
-                worker.rows.start.buffers.copy_(task.start.buffers)
-                worker.rows.begun.zero_()
-                self._send(worker, task.job)
+                self._start(worker, task.start, {"job": astuple(task.job)})
 
     def _next(self) -> _Task | None:
         """What is wanted now, else what is due first, if there is room for its update."""
@@ -169,13 +193,6 @@ class WorkerPool:
         if not self._pending or self._pending[0][1].order[0] >= self.horizon or waiting >= self.ahead:
             return None
         return heappop(self._pending)[1]
-
-    @staticmethod
-    def _send(worker: _Worker, job: Job) -> None:
-        try:
-            worker.connection.send_bytes(json.dumps([job.client, job.number, job.version]).encode())
-        except OSError:  # it has just died; the listener sees that too, and its job is done again
-            return
 
     def _listen(self) -> None:
         """Take in what workers report, while the main thread does the server's work."""
@@ -209,7 +226,10 @@ class WorkerPool:
         task, worker.task = worker.task, None
         if task is None:
             return
-        if "failed" not in reply:
+        if isinstance(task, _Shard):
+            task.failed = "failed" in reply
+            task.outcome = None if task.failed else (reply["loss"], worker.rows.result.vector.clone())
+        elif "failed" not in reply:
             result = worker.rows.result
             delta, buffers = result.vector.clone(), result.buffers.clone()
             task.outcome = Update(task.job, delta, buffers, reply["examples"], reply["metrics"])
@@ -242,12 +262,12 @@ class WorkerPool:
             self._wake.send_bytes(b"listen anew")
 
     def _fork(self) -> _Worker:
-        rows = _Rows.like(self.model)
+        rows = Rows.like(self.model)
         ours, theirs = multiprocessing.Pipe()
         others = [w.connection for w in self._workers if w.alive]
         context = multiprocessing.get_context("fork")
-        arguments = (self.work, theirs, [ours, *others], rows)
-        process = context.Process(target=_serve, args=arguments, daemon=True, name="feddle-worker")
+        arguments = (self.work, self.objective, theirs, [ours, *others], rows)
+        process = context.Process(target=serve, args=arguments, daemon=True, name="feddle-worker")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside a thread: ours holds no lock
             process.start()
@@ -255,28 +275,20 @@ class WorkerPool:
         return _Worker(process, ours, rows)
 
 
-def _serve(work: Work, connection: Connection, others: list[Connection], rows: _Rows) -> None:
-    """A worker's life: train what comes until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    for other in others:  # else a dead parent would not be noticed
-        other.close()
-    with one_thread():
-        while True:
-            try:
-                job = Job(*json.loads(connection.recv_bytes()))
-                connection.send_bytes(json.dumps(_train(work, job, rows)).encode())
-            except (EOFError, OSError):
-                return
+class SharedObjective:
+    """An objective whose passes over all of the server's data are shared with workers that have nothing else to do.
 
+    A worker has the objective as it was when the worker was forked: so one that keeps nothing from search to search.
+    """
 
-def _train(work: Work, job: Job, rows: _Rows) -> dict[str, Any]:
-    rows.begun.fill_(1)
-    try:
-        update = work(job, rows.start)
-    except FeddleError as error:
-        return {"failed": str(error), "final": True}
-    except Exception as error:  # whatever a user's data set or model may raise is reported, not lost
-        return {"failed": f"{type(error).__name__}: {error}"}
-    rows.result.vector.copy_(update.delta)
-    rows.result.buffers.copy_(update.buffers)
-    return {"examples": update.num_examples, "metrics": dict(update.metrics)}
+    def __init__(self, objective: TaskObjective, pool: WorkerPool) -> None:
+        self.objective = objective
+        pool.objective = objective
+        self.begin = objective.begin
+        self.loss_and_gradient = objective.loss_and_gradient
+        self.state_dict = objective.state_dict
+        self.load_state_dict = objective.load_state_dict
+        self.each = pool.share
+
+    def __len__(self) -> int:
+        return len(self.objective)

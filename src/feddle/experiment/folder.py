@@ -23,7 +23,7 @@ from feddle.experiment.run import Line, Listener, Run
 from feddle.version import __version__
 
 _FORMAT = 1  # of what is in a checkpoint: one more when a state's names or meanings change
-_PATIENCE = 3.0  # seconds; the workers of a run that was killed may hold its lock for a moment
+_PATIENCE = 1.0  # seconds; the workers of a run that was killed may hold its lock for a moment
 
 
 class RunFolder:

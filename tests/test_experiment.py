@@ -11,6 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -480,8 +481,12 @@ def test_a_full_disk_is_one_line_and_keeps_the_result(tiny_file: Path) -> None:
     command = f"ulimit -f 2; {feddle_here} run {tiny_file} -q -o rounds=1 -o method=fedavg --out {out}"
     full = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
     assert (full.returncode, full.stderr.count("\n")) == (2, 1), full.stderr
-    assert f"cannot write to {out}: File too large" in full.stderr
-    assert json.loads((out / "result.json").read_text())["finished"]
+    assert f"cannot write to {out}: File too large; to go on once that is mended: feddle resume {out}" in full.stderr
+    kept = json.loads((out / "result.json").read_text())
+    assert (kept["rounds"], kept["finished"]) == (1, False), "the model is missing"
+    assert feddle_command("resume", str(out), "-q").returncode == 0
+    assert json.loads((out / "result.json").read_text()) == {**kept, "finished": True, "seconds": ANY}
+    assert load_file(out / "model.safetensors")
 
 
 def test_methods_share_clients_delays_and_start() -> None:
@@ -510,7 +515,7 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: 
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in stderr
-    assert f"what was done is in {out}" in stderr
+    assert f"what was done is in {out}; to go on: feddle resume {out}\n" in stderr
     result = json.loads((out / "result.json").read_text())
     assert not result["finished"]
     assert result["rounds"] == len((out / "history.jsonl").read_text().splitlines()) > 0

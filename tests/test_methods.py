@@ -15,7 +15,7 @@ from feddle.core.search import PaperSearch
 from feddle.learning.training import Recipe
 from feddle.strategies.anchors import AdaptiveAnchors, CalibratedAnchors
 from feddle.strategies.ca2fl import CA2FL
-from feddle.strategies.client_cache import ClientCache, _FileRows, _HeldRows
+from feddle.strategies.client_cache import ClientCache, _FileRows
 from feddle.strategies.convex import ConvexMerging, into_simplex
 from feddle.strategies.fadas import Amsgrad, Fadas
 from feddle.strategies.fallback import FedBuffFallback
@@ -79,8 +79,8 @@ def test_ca2fl_takes_a_client_twice_in_the_buffer_against_its_old_update() -> No
 
 def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> None:
     held, mapped = ClientCache(5, 3), ClientCache(5, 3, limit=59, folder=tmp_path / "run")
-    assert isinstance(held._rows, _HeldRows)
-    assert isinstance(mapped._rows, _FileRows)
+    assert not isinstance(held._keep, _FileRows)
+    assert isinstance(mapped._keep, _FileRows)
     for cache in (held, mapped):
         for client, value in ((3, 1.0), (0, 2.0), (3, 4.0)):
             cache.put(client, torch.full((3,), value))
@@ -93,6 +93,13 @@ def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> 
     restored.load_state_dict(mapped.state_dict())
     assert all(torch.equal(restored[c], mapped[c]) for c in range(5))
     assert torch.equal(restored.mean(), mapped.mean())
+    for value in range(20):
+        mapped.put(3, torch.full((3,), float(value)))
+    assert mapped._keep._used == 3, "a row that nobody holds is used again"
+    saved = mapped.state_dict()
+    mapped.put(3, torch.full((3,), 50.0))
+    assert close(saved["last.3"], 19.0, 19.0, 19.0), "one that a saved state holds is not"
+    assert close(mapped[3], 50.0, 50.0, 50.0)
     with pytest.raises(FeddleError, match=r"last updates of 1000 clients \(0\.012 MB\) take more than the limit"):
         ClientCache(1000, 3, limit=10)
 
@@ -347,7 +354,7 @@ def test_a_zero_update_is_no_anchor_even_when_it_would_be_calibrated() -> None:
     strategy = with_anchors(CalibratedAnchors(ClientCache(4, 3)))
     model = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0)])
     assert torch.equal(strategy.merge(model, [arrival(0.0, 0.0, 0.0, client=0)]).vector, model.vector)
-    assert close(strategy.anchors.state_dict()["updates"][0], 4.0, 0.0, 0.0)
+    assert close(strategy.anchors.state_dict()["last.0"], 4.0, 0.0, 0.0)
 
 
 def test_adaptive_anchors_keep_the_length_and_even_out_the_coordinates() -> None:

@@ -1,14 +1,15 @@
 """The server core, shared by every runtime: it knows neither time nor transport."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 
 import torch
+from torch import Tensor
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Job, Update
-from feddle.strategies.strategy import Strategy
+from feddle.strategies.strategy import Strategy, above, below
 
 
 @dataclass
@@ -81,6 +82,39 @@ class Server:
         self.model = self.strategy.merge(self.model, arrivals)
         self.version += 1
         return arrivals
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on after a stop, as tensors; taken between rounds, when nothing waits for a merge."""
+        assert not self._arrivals
+        pinned = {f"pinned.{version}": kept.weights for version, kept in self._pinned.items()}
+        weights = {"model": self.model, **pinned}
+        return {
+            **{f"{name}.vector": kept.vector for name, kept in weights.items()},
+            **{f"{name}.buffers": kept.buffers for name, kept in weights.items()},
+            **above("strategy.", self.strategy.state_dict()),
+            **above("refused.", {reason: torch.tensor(count) for reason, count in self.refused.items()}),
+            "zero_updates": torch.tensor(self.zero_updates),
+            "version": torch.tensor(self.version),
+            "in_flight": torch.tensor(sorted(astuple(j) for j in self._in_flight), dtype=torch.int64).view(-1, 3),
+            "jobs_of": torch.tensor(list(self._jobs_of.items()), dtype=torch.int64).view(-1, 2),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state."""
+        device = self.model.vector.device
+
+        def weights(name: str) -> Weights:
+            vector, buffers = (state[f"{name}.{part}"].to(device, copy=True) for part in ("vector", "buffers"))
+            return Weights(vector, buffers)
+
+        self.model = weights("model")
+        self.version, self.zero_updates = int(state["version"]), int(state["zero_updates"])
+        self.refused = Counter({reason: int(count) for reason, count in below("refused.", state).items()})
+        self._jobs_of = Counter(dict(state["jobs_of"].tolist()))
+        self._in_flight = {Job(*row) for row in state["in_flight"].tolist()}
+        needed = Counter(job.version for job in self._in_flight)
+        self._pinned = {version: _Pinned(weights(f"pinned.{version}"), jobs) for version, jobs in needed.items()}
+        self.strategy.load_state_dict(below("strategy.", state))
 
     def _fault(self, update: Update) -> str | None:
         if update.delta.shape != self.model.vector.shape or update.buffers.shape != self.model.buffers.shape:

@@ -35,10 +35,10 @@ class RunDisplay:
     ) -> None:
         self._progress.stop()
 
-    def begin(self, label: str) -> None:
-        """A run starts."""
+    def begin(self, label: str, done: int = 0) -> None:
+        """A run starts, or goes on after some rounds."""
         self._label = label
-        self._task = self._progress.add_task(label, total=self.rounds, state="")
+        self._task = self._progress.add_task(label, total=self.rounds, completed=done, state="")
 
     def show(self, line: dict[str, Any]) -> None:
         """A round is done."""

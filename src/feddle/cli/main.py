@@ -4,7 +4,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, get_args
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feddle.cli.display import RunDisplay
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment import config as cfg
 from feddle.experiment.load import load_config
 from feddle.experiment.methods import AnyMethod
@@ -96,22 +97,61 @@ def _new_folder(name: str) -> Path:
 def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: bool, page: Path | None = None) -> None:
     """Run configs one after the other, then show what came of them."""
     from feddle.experiment.folder import check_free, run_config
-    from feddle.learning.datasets import fetch
 
     for folder in folders:
         check_free(folder)
-    data = configs[0].data  # fetched before the display starts, since a download shows progress of its own
+    _fetch(configs[0], quiet=quiet)
+    with RunDisplay(configs[0].rounds, quiet=quiet) as display:
+        for i, (config, folder) in enumerate(zip(configs, folders, strict=True)):
+            display.begin(config.method.name)
+            with _telling_how_to_resume(folder, not_begun=[c.method.name for c in configs[i + 1 :]]):
+                run_config(config, folder, display.show, quiet=quiet)
+    _show(folders, page or folders[0] / "report.html")
+
+
+@app.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@quiet_option
+def resume(folder: Path, quiet: bool) -> None:
+    """Go on with the run in DIR, which was stopped, from its last checkpoint."""
+    from feddle.experiment.folder import RunFolder, resume_run
+
+    held = RunFolder(folder)
+    config = held.config()
+    if held.is_finished():
+        held.checkpoint.clear()  # the run may have been killed just before
+        click.echo(f"{folder} is finished; there is nothing to resume")
+        return
+    _fetch(config, quiet=quiet)
+    with RunDisplay(config.rounds, quiet=quiet) as display, _telling_how_to_resume(folder):
+        display.begin(config.method.name, held.saved_rounds())
+        resume_run(folder, display.show, quiet=quiet)
+    _show([folder], folder / "report.html")
+
+
+def _fetch(config: cfg.Config, *, quiet: bool) -> None:
+    """Get the data before the display starts, since a download shows progress of its own."""
+    from feddle.learning.datasets import fetch
+
+    data = config.data
     fetch(data.name, folder=None if data.folder is None else Path(data.folder), quiet=quiet)
     if data.server.name is not None:
         fetch(data.server.name, quiet=quiet)
-    with RunDisplay(configs[0].rounds, quiet=quiet) as display:
-        for config, folder in zip(configs, folders, strict=True):
-            display.begin(config.method.name)
-            try:
-                run_config(config, folder, display.show, quiet=quiet)
-            except KeyboardInterrupt:
-                _stop(f"interrupted; what was done is in {folder}" if folder.exists() else "interrupted", code=130)
-    _show(folders, page or folders[0] / "report.html")
+
+
+@contextmanager
+def _telling_how_to_resume(folder: Path, *, not_begun: Sequence[str] = ()) -> Iterator[None]:
+    """Say how to go on after a stop that the run itself is not to blame for."""
+    remedy = f"feddle resume {folder}" + (f" (not begun: {', '.join(not_begun)})" if not_begun else "")
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = (folder / "config.yaml").exists()
+        _stop(f"interrupted; what was done is in {folder}; to go on: {remedy}" if kept else "interrupted", code=130)
+    except (StoppedError, OSError, MemoryError) as error:
+        if not (folder / "config.yaml").exists():
+            raise
+        raise FeddleError(f"{_explain(error)}; to go on once that is mended: {remedy}") from error
 
 
 def _show(folders: Sequence[Path], page: Path) -> None:

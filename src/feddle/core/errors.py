@@ -6,3 +6,7 @@ class FeddleError(ValueError):
 
     The command line prints the text as one line and exits with code 2.
     """
+
+
+class StoppedError(FeddleError):
+    """What ended the run lies outside of it, such as a full disk: once that is mended, the run can go on."""

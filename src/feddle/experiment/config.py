@@ -137,8 +137,15 @@ class Plan(Strict):
     method: Method = Feddle()
 
 
+class Checkpoints(Strict):
+    """What a stopped run can go on from (`feddle resume`)."""
+
+    every: int = Field(10, ge=0, le=100_000_000, strict=True, description="rounds between checkpoints; 0: none")
+
+
 class Config(Plan):
     """A run, whole: the content of a config file."""
 
     data: Data = Data()
     model: Annotated[Cnn, choice("cnn")] = Cnn()
+    checkpoint: Checkpoints = Checkpoints()

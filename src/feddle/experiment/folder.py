@@ -1,57 +1,174 @@
-"""The run folder: config, history, result and model on disk."""
+"""The run folder: config, history, result, model and checkpoint on disk."""
 
+import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import torch
 import yaml
+from filelock import FileLock, Timeout
 from safetensors.torch import save
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment.build import build_federation
+from feddle.experiment.checkpoint import Checkpoint
 from feddle.experiment.config import Config
+from feddle.experiment.durable import sync_file, sync_folder, write_whole
+from feddle.experiment.load import load_config
 from feddle.experiment.run import Line, Listener, Run
+from feddle.version import __version__
+
+_FORMAT = 1  # of what is in a checkpoint: one more when a state's names or meanings change
+_PATIENCE = 1.0  # seconds; the workers of a run that was killed may hold its lock for a moment
 
 
 class RunFolder:
-    """Where a run is kept; a folder that holds a run already is refused."""
+    """Where a run is kept."""
 
-    def __init__(self, path: Path, config: Config) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        check_free(path)
+        self.history = path / "history.jsonl"
+        self.checkpoint = Checkpoint(path / "checkpoint")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time may write to a run."""
+        lock = FileLock(self.checkpoint.folder / "lock")
         with self._writing():
-            path.mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-            with (path / "config.yaml").open("x", encoding="utf-8") as file:
-                file.write(text)
+            self.checkpoint.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=_PATIENCE)
+            except Timeout as error:
+                raise FeddleError(f"another process is running {self.path}; wait until it has ended") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def begin(self, config: Config) -> None:
+        """Keep the config: from here on, the folder holds a run."""
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        self._replace("config.yaml", text.encode())
+
+    def config(self) -> Config:
+        """The config of the run that the folder holds."""
+        if not (self.path / "config.yaml").is_file():
+            inside = sorted(str(c.parent) for c in self.path.glob("*/config.yaml"))
+            raise FeddleError(
+                f"{self.path} holds no run (no config.yaml); "
+                + (f"name one of those in it: {', '.join(inside)}" if inside else "name a folder of `feddle run`")
+            )
+        return load_config(self.path / "config.yaml")
 
     def append(self, line: Line) -> None:
         """Add a round to the history."""
-        with self._writing(), (self.path / "history.jsonl").open("a", encoding="utf-8") as file:
+        with self._writing(), self.history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
+    def save(self, run: Run, config: Config) -> None:
+        """Make a checkpoint, between rounds."""
+        with self._writing():
+            sync_file(self.history)
+            written = self.history.stat().st_size
+            facts = {**_made_by(run, config), "round": len(run.history), "seconds": run.seconds, "history": written}
+            self.checkpoint.save(run.state_dict(), facts)
+
+    def saved_rounds(self) -> int:
+        """How many rounds the last checkpoint holds."""
+        return int((self.checkpoint.facts() or {"round": 0})["round"])
+
+    def restore(self, run: Run, config: Config) -> None:
+        """Take a new run to the last checkpoint, if there is one, and cut the history back to it."""
+        facts = self.checkpoint.facts()
+        if facts is None:
+            self._cut_history(0)
+            return
+        _check_made_by(facts, _made_by(run, config), self.path)
+        state, history = self.checkpoint.state(), self._cut_history(facts["history"])
+        if len(history) != facts["round"]:
+            raise self._broken_history()
+        run.load_state_dict(state, history, facts["seconds"])
+
+    def _cut_history(self, size: int) -> list[Line]:
+        """The lines in the first `size` bytes of the history; what comes after is cut off."""
+        with self._writing():
+            self.history.touch()
+            if self.history.stat().st_size < size:
+                raise self._broken_history()
+            os.truncate(self.history, size)
+        try:
+            return [json.loads(line) for line in self.history.read_text(encoding="utf-8").splitlines()]
+        except ValueError as error:
+            raise self._broken_history() from error
+
+    def _broken_history(self) -> FeddleError:
+        return FeddleError(
+            f"{self.history} has been changed since the checkpoint, so the run cannot go on; "
+            f"remove {self.checkpoint.folder} to have it start from the beginning"
+        )
+
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end; its result is written last."""
+        try:
+            return bool(json.loads((self.path / "result.json").read_bytes())["finished"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+
     def finish(self, run: Run) -> None:
-        """Keep the result and the model."""
-        self._replace("result.json", (json.dumps(run.result, indent=2) + "\n").encode())
+        """Keep the model, then the result, which says that the run is finished: the checkpoint is not needed now."""
+        self._keep_model(run)
+        self._keep_result(run.result)
+        self.checkpoint.clear()
+
+    def keep(self, run: Run) -> None:
+        """Keep what a run that was stopped has come to."""
+        self._keep_result({**run.result, "finished": False})
+        self._keep_model(run)
+
+    def _keep_result(self, result: Mapping[str, Any]) -> None:
+        self._replace("result.json", (json.dumps(result, indent=2) + "\n").encode())
+
+    def _keep_model(self, run: Run) -> None:
         state = run.federation.model.state_dict()
         self._replace("model.safetensors", save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
 
     def _replace(self, name: str, content: bytes) -> None:
-        """Write a file in one step: a reader sees all of it or none."""
-        partial = self.path / f"{name}.partial"
         with self._writing():
-            partial.write_bytes(content)
-            partial.replace(self.path / name)
+            write_whole(self.path / name, content)
+            sync_folder(self.path)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
+            remedy = "" if (self.path / "config.yaml").exists() else "; name another folder with --out"
+            raise StoppedError(f"cannot write to {self.path}: {error.strerror}{remedy}") from error
+
+
+def _made_by(run: Run, config: Config) -> dict[str, Any]:
+    """What must be the same for a run to go on with the same bits."""
+    digest = hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+    made = {"format": _FORMAT, "feddle": __version__, "torch": torch.__version__, "device": run.device}
+    return {**made, "config": digest}
+
+
+def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> None:
+    if facts.get("config") != made["config"]:
+        raise FeddleError(
+            f"{path / 'config.yaml'} has been changed since the checkpoint, so the run cannot go on; "
+            "undo the change, or start a new run with it: feddle run"
+        )
+    for name, here in made.items():
+        if facts.get(name) != here:
             raise FeddleError(
-                f"cannot write to {self.path}: {error.strerror}; name another folder with --out"
-            ) from error
+                f"the checkpoint in {path} was made with {name} {facts.get(name)}, this is {here}; "
+                "go on with what it was made with, or start a new run"
+            )
 
 
 def check_free(path: Path) -> None:
@@ -59,22 +176,53 @@ def check_free(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise FeddleError(f"{path} is a file; name another folder with --out")
     if (path / "config.yaml").exists():
-        raise FeddleError(f"{path} already holds a run; name another folder with --out, or remove it")
+        raise FeddleError(
+            f"{path} already holds a run; name another folder with --out, remove it, "
+            f"or go on with it if it was stopped: feddle resume {path}"
+        )
 
 
 def run_config(config: Config, out: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run:
     """Run a config into a new folder; whatever ends the run, what was done until then is kept."""
     check_free(out)
     run = Run(config, build_federation(config, quiet=quiet), scratch=out)
-    folder = RunFolder(out, config)
+    folder = RunFolder(out)
+    with folder.locked():
+        check_free(out)  # another process may have been faster
+        folder.begin(config)
+        _go(run, config, folder, listener)
+    return run
+
+
+def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run | None:
+    """Go on with a run that was stopped, from its last checkpoint; None if it is finished."""
+    folder = RunFolder(path)
+    config = folder.config()
+    if folder.is_finished():
+        return None
+    with folder.locked():
+        if folder.is_finished():  # by another process, while this one waited
+            return None
+        run = Run(config, build_federation(config, quiet=quiet), scratch=path)
+        folder.restore(run, config)
+        _go(run, config, folder, listener)
+    return run
+
+
+def _go(run: Run, config: Config, folder: RunFolder, listener: Listener | None) -> None:
+    every = config.checkpoint.every
 
     def record(line: Line) -> None:
         folder.append(line)
+        if every and line["round"] % every == 0 and line["round"] < config.rounds:
+            folder.save(run, config)
         if listener is not None:
             listener(line)
 
     try:
         run.go(record)
-    finally:
         folder.finish(run)
-    return run
+    except BaseException:
+        with suppress(FeddleError):  # what ended the run is to be told, not that the disk is still full
+            folder.keep(run)
+        raise

@@ -4,12 +4,13 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
@@ -22,7 +23,7 @@ from feddle.runtimes.simulation import Delays, Round, Simulation
 from feddle.runtimes.trainers import ClientWork, InlineTrainer, Trainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.server import Server
-from feddle.strategies.strategy import Strategy
+from feddle.strategies.strategy import Strategy, above, below
 from feddle.version import __version__
 
 Line = dict[str, Any]
@@ -50,7 +51,8 @@ class Run:
         self.federation = federation
         self.history: list[Line] = []
         self.seconds = 0.0
-        device = resolve_device(plan.device)
+        self.device = device = resolve_device(plan.device)
+        self._gone = False
         if plan.training.precision == "bfloat16" and device == "cpu":
             require_bfloat16()
         federation.model.to(device=device)
@@ -66,19 +68,38 @@ class Run:
 
     def go(self, listener: Listener | None = None) -> None:
         """Run every round, once; `listener` gets each line of history as it is made."""
-        if self.history or self.seconds:
+        if self._gone:
             raise FeddleError("this run has been run; make a new Run to start again")
-        began = time.perf_counter()
+        self._gone = True
+        began = time.perf_counter() - self.seconds
         try:
             with one_thread(), self.trainer:
                 while self.server.version < self.plan.rounds:
                     line = self._line(self.simulation.step())
                     self.history.append(line)
+                    self.seconds = time.perf_counter() - began
                     if listener is not None:
                         listener(line)
         finally:
             self.layout.write(self.federation.model, self.server.model)
-            self.seconds += time.perf_counter() - began
+            self.seconds = time.perf_counter() - began
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on after a stop but the history, as tensors; taken between rounds."""
+        return {**self.simulation.state_dict(), **above("uncounted.", self._uncounted())}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], history: Sequence[Line], seconds: float) -> None:
+        """Go on from a saved state, with the history until then and the time that it took."""
+        self.simulation.load_state_dict(state)
+        for name, buffer in below("uncounted.", state).items():
+            self._uncounted()[name].copy_(buffer)
+        self.history, self.seconds = list(history), seconds
+
+    def _uncounted(self) -> dict[str, Tensor]:
+        """The model's buffers that are no part of its weights, such as BatchNorm's count of batches."""
+        counted = {slot.name for slot in self.layout.buffers}
+        kept = self.federation.model.state_dict().keys()
+        return {n: b for n, b in self.federation.model.named_buffers() if n in kept and n not in counted}
 
     def _line(self, happened: Round) -> Line:
         """A round as a line of history; accuracy too when it is due."""

@@ -1,17 +1,19 @@
 """A federation on a virtual clock that ticks once a round."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
-from itertools import count
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from feddle.core.messages import Arrival, Job
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.runtimes.trainers import Trainer
 from feddle.server import Server
+from feddle.strategies.strategy import above, below
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Simulation:
         self.per_round = per_round
         self.seed = seed
         self._queue: list[tuple[int, int, Job, bool]] = []
-        self._counter = count()  # breaks ties: what was dispatched first arrives first
+        self._dispatched = 0  # breaks ties: what was dispatched first arrives first
         self._busy: set[int] = set()
 
     def step(self) -> Round:
@@ -91,7 +93,8 @@ class Simulation:
         delay = self.delays(job)
         limit = self.server.strategy.max_staleness
         wasted = limit is not None and delay > limit  # it would not be used, so it is not trained
-        heappush(self._queue, (now + delay, next(self._counter), job, wasted))
+        heappush(self._queue, (now + delay, self._dispatched, job, wasted))
+        self._dispatched += 1
         if not wasted:
             self.trainer.submit(job, self.server.start_of(job), now + delay)
         return job
@@ -100,3 +103,28 @@ class Simulation:
         while self._queue and self._queue[0][0] <= now:
             _, _, job, wasted = heappop(self._queue)
             yield job, wasted
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The server and the updates that are under way, as tensors; a row of the queue is due, count, job, wasted."""
+        rows = [(due, count, *astuple(job), wasted) for due, count, job, wasted in sorted(self._queue, key=_order)]
+        return {
+            **above("server.", self.server.state_dict()),
+            "queue": torch.tensor(rows, dtype=torch.int64).view(-1, 6),
+            "dispatched": torch.tensor(self._dispatched),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state; what was under way is submitted anew."""
+        self.server.load_state_dict(below("server.", state))
+        self._dispatched = int(state["dispatched"])
+        # sorted, so a heap
+        self._queue = [(due, count, Job(*job), bool(w)) for due, count, *job, w in state["queue"].tolist()]
+        self._busy = {job.client for _, _, job, _ in self._queue}
+        for due, _, job, wasted in self._queue:
+            if not wasted:
+                self.trainer.submit(job, self.server.start_of(job), due)
+
+
+def _order(event: tuple[int, int, Job, bool]) -> tuple[int, int]:
+    """By the round that it is due in, then by dispatch."""
+    return event[:2]

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 from torch import nn
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import seed_for
@@ -69,4 +69,4 @@ class InlineTrainer:
         except FeddleError:
             raise
         except Exception as error:  # as the workers tell it
-            raise FeddleError(f"training client {job.client} failed: {type(error).__name__}: {error}") from error
+            raise StoppedError(f"training client {job.client} failed: {type(error).__name__}: {error}") from error

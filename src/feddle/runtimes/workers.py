@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.search import Objective
@@ -246,7 +246,7 @@ class WorkerPool:
             task.pending = True
             heappush(self._pending, (task.order, task))
         else:
-            task.outcome = FeddleError(
+            task.outcome = StoppedError(
                 f"training client {task.job.client} (its job {task.job.number}, from version {task.job.version}) "
                 f"failed {max(task.failures, task.handed_back)} times: {reason}"
             )

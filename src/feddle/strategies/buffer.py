@@ -53,6 +53,6 @@ class Buffer:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state."""
-        self._step, self._buffers = state.get("step"), state.get("buffers")
+        self._step, self._buffers = (state[n].clone() if n in state else None for n in ("step", "buffers"))
         counts = state["counts"].tolist() if "counts" in state else (0, 0, 0)
         self.count, self._examples, self._max_staleness = counts

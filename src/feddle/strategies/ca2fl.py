@@ -62,4 +62,4 @@ class CA2FL:
         """See `Strategy`."""
         self.buffer.load_state_dict(below("buffer.", state))
         self.cache.load_state_dict(below("cache.", state))
-        self._new = dict(zip(state["new.clients"].tolist(), state["new.updates"], strict=True))
+        self._new = dict(zip(state["new.clients"].tolist(), state["new.updates"].clone(), strict=True))

@@ -1,15 +1,16 @@
 """The last update of every client, in memory or on disk."""
 
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, StoppedError
+from feddle.strategies.strategy import below
 
 
 class ClientCache:
@@ -25,16 +26,14 @@ class ClientCache:
         self.clients = clients
         self.dimension = dimension
         self.device = device
-        self._row_of: dict[int, int] = {}
+        self._last: dict[int, Tensor] = {}
         self._sum = torch.zeros(dimension, dtype=torch.float64)  # of many updates that come and go
         fits = 4 * clients * dimension <= limit
-        self._rows: _Rows = _HeldRows() if fits else _FileRows(folder, clients, dimension)
+        self._keep: Callable[[Tensor], Tensor] = torch.clone if fits else _FileRows(folder, clients, dimension)
 
     def __getitem__(self, client: int) -> Tensor:
-        row = self._row_of.get(client)
-        if row is None:
-            return torch.zeros(self.dimension, device=self.device)
-        return self._rows.read(row).to(self.device)
+        last = self._last.get(client)
+        return torch.zeros(self.dimension, device=self.device) if last is None else last.to(self.device)
 
     def mean(self) -> Tensor:
         """h̄ (d,), over all clients, also those that have not reported."""
@@ -43,53 +42,26 @@ class ClientCache:
     def put(self, client: int, update: Tensor) -> None:
         """Replace a client's last update."""
         update, before = update.cpu(), self[client].cpu()
-        row = self._row_of.get(client, len(self._row_of))
-        if row >= self.clients:
+        if client not in self._last and len(self._last) >= self.clients:
             raise FeddleError(f"client {client} is one more than the {self.clients} clients that the cache is for")
-        self._rows.write(row, update)
-        self._row_of[client] = row
+        self._last[client] = self._keep(update)  # never changed in place: what was read or saved before stays
         self._sum += update.double() - before.double()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The cached updates in the order in which their clients first reported."""
-        held = torch.stack([self._rows.read(r) for r in self._row_of.values()]) if self._row_of else torch.zeros(0)
-        clients = torch.tensor(list(self._row_of), dtype=torch.int64)
-        return {"clients": clients, "updates": held, "sum": self._sum.clone()}
+        """The last updates, which are not copied, and their sum."""
+        return {**{f"last.{client}": update for client, update in self._last.items()}, "sum": self._sum.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state."""
-        self._row_of = {}
-        for client, update in zip(state["clients"].tolist(), state["updates"], strict=True):
-            self.put(client, update)
+        self._last = {int(client): self._keep(update) for client, update in below("last.", state).items()}
         self._sum = state["sum"].clone()
 
 
-class _Rows(Protocol):
-    def read(self, row: int) -> Tensor:
-        """A copy of a row."""
-
-    def write(self, row: int, update: Tensor) -> None:
-        """Set a row, or add the next one."""
-
-
-class _HeldRows:
-    """Rows in memory."""
-
-    def __init__(self) -> None:
-        self._held: list[Tensor] = []
-
-    def read(self, row: int) -> Tensor:
-        return self._held[row].clone()
-
-    def write(self, row: int, update: Tensor) -> None:
-        self._held[row : row + 1] = [update.clone()]
-
-
 class _FileRows:
-    """Rows in a sparse file: those that were never written take no room.
+    """Keeps updates as rows of a sparse file: those that were never written take no room.
 
     They are read through a mapping, but written with a call: a full disk is then an error, not a signal that ends the
-    process.
+    process. A row is free again when nobody holds the tensor that was read from it.
     """
 
     def __init__(self, folder: Path | None, clients: int, dimension: int) -> None:
@@ -103,23 +75,32 @@ class _FileRows:
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             file.unlink()  # the descriptor keeps it; it is gone with the run, however that ends
-            os.ftruncate(self._descriptor, clients * self._row_bytes)
-            with os.fdopen(os.dup(self._descriptor), "rb") as mapped:
-                self._mapping = np.memmap(mapped, dtype=np.float32, mode="r", shape=(clients, dimension))
+            rows = 2 * clients + 1  # all may be held twice, by a state that is being saved, and one is being replaced
+            os.ftruncate(self._descriptor, rows * self._row_bytes)
+            with os.fdopen(os.dup(self._descriptor), "rb+") as mapped:
+                self._mapping = np.memmap(mapped, dtype=np.float32, mode="r+", shape=(rows, dimension))
         except OSError as error:
             raise FeddleError(f"no room for {self._where} in {folder}: {error.strerror}") from error
+        self._used = 0
+        self._free: list[int] = []  # of the rows that were used
 
-    def read(self, row: int) -> Tensor:
-        return torch.from_numpy(self._mapping[row].copy())
+    def __call__(self, update: Tensor) -> Tensor:
+        """The update, on disk."""
+        row = self._free.pop() if self._free else self._used
+        self._write(row, update)
+        self._used = max(self._used, row + 1)
+        kept = torch.from_numpy(self._mapping[row])
+        weakref.finalize(kept, self._free.append, row)
+        return kept
 
-    def write(self, row: int, update: Tensor) -> None:
+    def _write(self, row: int, update: Tensor) -> None:
         content = update.contiguous().numpy().tobytes()
         try:
             done = 0
             while done < len(content):
                 done += os.pwrite(self._descriptor, content[done:], row * self._row_bytes + done)
         except OSError as error:
-            raise FeddleError(f"no room left for {self._where}: {error.strerror}") from error
+            raise StoppedError(f"no room left for {self._where}: {error.strerror}") from error
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):

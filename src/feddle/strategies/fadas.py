@@ -38,7 +38,7 @@ class Amsgrad:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state."""
         device = self.first.device
-        self.first, self.second, self.largest = (state[n].to(device) for n in ("first", "second", "largest"))
+        self.first, self.second, self.largest = (state[n].to(device, copy=True) for n in ("first", "second", "largest"))
 
 
 class Fadas:

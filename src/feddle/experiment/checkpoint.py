@@ -1,0 +1,115 @@
+"""A checkpoint: named tensors and a few facts, on disk."""
+
+import hashlib
+import json
+import shutil
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from feddle.core.errors import FeddleError
+from feddle.experiment.durable import sync_folder, write_whole
+
+MANIFEST = "manifest.json"
+_SHARED_BELOW = 4096  # bytes; a tensor that is smaller shares a file with others
+_Place = tuple[str, str]  # the file, and the tensor's name in it
+
+
+class Checkpoint:
+    """The last state that was saved to a folder.
+
+    A file of tensors is named after the SHA-256 of its content and never changes. `manifest.json` says which file holds
+    which tensor; it is replaced when all of them are on the disk, and only then are files removed that it does not
+    name. So a stop at any moment leaves either the state before or the new one. Tensors that are the same objects as
+    in the last save are not written again: of many pinned versions or cached updates, only the new ones are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._written: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: the tensor, its changes, its file
+
+    def save(self, state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Replace the saved state."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        small = {name: tensor for name, tensor in state.items() if tensor.nbytes < _SHARED_BELOW}
+        own = {name: tensor for name, tensor in state.items() if name not in small}
+        shared = self._write({name: tensor.clone() for name, tensor in small.items()})  # no two may share memory
+        written = {name: self._write_once(tensor) for name, tensor in own.items()}
+        places: dict[str, _Place] = {n: (shared, n) for n in small} | {
+            n: (file, "tensor") for n, file in written.items()
+        }
+        sync_folder(self.folder)
+        write_whole(self.folder / MANIFEST, json.dumps({"facts": facts, "tensors": places}).encode())
+        sync_folder(self.folder)
+        self._written = {id(tensor): self._written[id(tensor)] for tensor in own.values()}
+        self._sweep({shared, *written.values()})
+
+    def facts(self) -> dict[str, Any] | None:
+        """What was saved beside the tensors; None if nothing was saved."""
+        return None if (manifest := self._manifest()) is None else manifest["facts"]
+
+    def state(self) -> dict[str, Tensor]:
+        """The saved tensors, mapped from their files, which are checked."""
+        manifest = self._manifest()
+        assert manifest is not None
+        contents = {file: self._read(file) for file in sorted({file for file, _ in manifest["tensors"].values()})}
+        return {name: contents[file][inside] for name, (file, inside) in manifest["tensors"].items()}
+
+    def clear(self) -> None:
+        """Remove it: the run is finished."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write_once(self, tensor: Tensor) -> str:
+        known, changes, file = self._written.get(id(tensor), (None, 0, ""))
+        if known is not None and known() is tensor and changes == tensor._version:
+            return file
+        file = self._write({"tensor": tensor})
+        self._written[id(tensor)] = (weakref.ref(tensor), tensor._version, file)
+        return file
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> str:
+        """The name of the file with these tensors, written unless it is there."""
+        content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        file = f"{hashlib.sha256(content).hexdigest()}.safetensors"
+        if not (self.folder / file).exists():
+            write_whole(self.folder / file, content)
+        return file
+
+    def _sweep(self, needed: set[str]) -> None:
+        for path in self.folder.iterdir():
+            if path.suffix in (".safetensors", ".partial") and path.name not in needed:
+                path.unlink()
+
+    def _manifest(self) -> dict[str, Any] | None:
+        try:
+            manifest: Any = json.loads((self.folder / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise self._damaged(MANIFEST) from error
+        match manifest:
+            case {"facts": dict() as facts, "tensors": dict() as tensors}:
+                return {"facts": facts, "tensors": tensors}
+            case _:
+                raise self._damaged(MANIFEST)
+
+    def _read(self, file: str) -> dict[str, Tensor]:
+        try:
+            with (self.folder / file).open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            if file != f"{digest}.safetensors":
+                raise self._damaged(file)
+            return load_file(self.folder / file)
+        except (FileNotFoundError, SafetensorError) as error:
+            raise self._damaged(file) from error
+
+    def _damaged(self, file: str) -> FeddleError:
+        return FeddleError(
+            f"{self.folder / file} is missing or damaged, so the run cannot go on from its checkpoint; "
+            f"remove {self.folder} to have it start from the beginning"
+        )

@@ -1,0 +1,112 @@
+"""A tiny run of every method, and processes that are killed while they run it."""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddle.experiment.config import Config
+from feddle.experiment.folder import resume_run, run_config
+from feddle.experiment.load import parse_config
+
+SMALL: dict[str, Any] = {
+    "rounds": 8,
+    "workers": 0,
+    "clients": {"count": 16, "per_round": 4},
+    "data": {"name": "digits", "image_size": 28, "channels": 1, "partition": {"alpha": 1.0}, "server": {"samples": 20}},
+    "model": {"name": "cnn", "channels": [4, 4, 4], "hidden": 16},  # 1098 weights: enough for files of their own
+    "training": {"epochs": 1, "batch_size": 128},
+    "delays": {"sigma": 1.5, "per": "job"},
+    "evaluation": {"every": 4},
+    "checkpoint": {"every": 1},
+}
+# buffers that are full in no rhythm with the rounds, an atlas that must give up anchors, epochs in most rounds
+METHODS: dict[str, dict[str, Any]] = {
+    "feddle": {"name": "feddle", "atlas_size": 6},
+    "feddle-fifo": {"name": "feddle", "atlas_size": 6, "eviction": "fifo"},
+    "feddle-calibrated": {"name": "feddle", "atlas_size": 6, "anchors": "calibrated"},
+    "feddle-adaptive": {"name": "feddle", "atlas_size": 6, "anchors": "adaptive"},
+    "fedbuff": {"name": "fedbuff", "buffer_size": 5},
+    "fedavg": {"name": "fedavg", "late": "average_models"},
+    "fedavg-discard": {"name": "fedavg", "late": "discard"},
+    "fedasync": {"name": "fedasync"},
+    "ca2fl": {"name": "ca2fl", "buffer_size": 5},
+    "ca2fl-on-disk": {"name": "ca2fl", "buffer_size": 5, "cache_limit": 0.001},
+    "fadas": {"name": "fadas", "buffer_size": 5, "delay_threshold": 1},
+    "center": {"name": "center", "epochs": 7},
+    "fed+ft": {"name": "fed+ft", "base": {"name": "fedbuff", "buffer_size": 5}},
+    "hfcl": {"name": "hfcl", "late": "add_deltas"},
+    "feddf": {"name": "feddf", "late": "add_deltas"},
+    "convex": {"name": "convex"},
+    "median": {"name": "median"},
+}
+
+
+def small(method: str, **changes: Any) -> Config:
+    return parse_config({**SMALL, "method": METHODS[method] | changes.pop("options", {}), **changes})
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """What a run leaves, but for the time that it took; nothing else may be there."""
+    files = sorted(path.name for path in folder.iterdir())
+    assert files == ["config.yaml", "history.jsonl", "model.safetensors", "result.json"]
+    result = json.loads((folder / "result.json").read_bytes())
+    assert result["finished"]
+    assert result.pop("seconds") > 0
+    return {**{name: (folder / name).read_bytes() for name in ("history.jsonl", "model.safetensors")}, "result": result}
+
+
+@dataclass(frozen=True)
+class KillPoint:
+    """When a process is killed: from outside after some seconds, or as it touches a file of the run the n-th time."""
+
+    seconds: float | None = None
+    touch: int | None = None
+
+
+def run_or_resume(config: Config, folder: Path) -> None:
+    if (folder / "config.yaml").exists():
+        resume_run(folder, quiet=True)
+    else:
+        run_config(config, folder, quiet=True)
+
+
+def in_a_process(config: Config, folder: Path, point: KillPoint) -> bool:
+    """Run or resume in a process of its own until it is killed; False if it came to its end before."""
+    child = os.fork()
+    if not child:
+        try:
+            if point.touch is not None:
+                kill_at_touch(folder, point.touch)
+            run_or_resume(config, folder)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    if point.seconds is not None:
+        time.sleep(point.seconds)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    assert code in (0, -signal.SIGKILL), f"the process ended by itself with {code}"
+    return code != 0
+
+
+def kill_at_touch(folder: Path, count: int) -> None:
+    """Have this process kill itself when it opens, renames, cuts or removes a file of the run for the n-th time."""
+    touched = 0
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal touched
+        if event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"):
+            touched += str(arguments[0]).startswith(str(folder))
+            if touched == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)

@@ -1,0 +1,435 @@
+"""Stopped runs go on with the same bits, whatever stopped them."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from feddle.cli.main import main
+from feddle.core.errors import FeddleError
+from feddle.experiment.build import build_federation
+from feddle.experiment.checkpoint import MANIFEST, Checkpoint
+from feddle.experiment.folder import RunFolder, resume_run, run_config
+from feddle.experiment.run import Line, Run
+from feddle.learning.decoders import Unusable
+from feddle.runtimes.workers import WorkerPool
+from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need fork")
+Whole = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """What a run of a method leaves that was never stopped, and made no checkpoint."""
+    done: dict[str, dict[str, Any]] = {}
+
+    def of(method: str) -> dict[str, Any]:
+        if method not in done:
+            folder = tmp_path_factory.mktemp("whole") / "run"
+            run_config(small(method, checkpoint={"every": 0}), folder, quiet=True)
+            done[method] = kept(folder)
+        return done[method]
+
+    return of
+
+
+class CutError(Exception):
+    """Stops a run."""
+
+
+def cut_after(rounds: int, folder: Path, method: str, **changes: Any) -> None:
+    def listener(line: Line) -> None:
+        if line["round"] == rounds:
+            raise CutError
+
+    with pytest.raises(CutError):
+        run_config(small(method, **changes), folder, listener, quiet=True)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """The feddle command in this process: its exit code, what it said and what it complained of."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["feddle", *arguments])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+# --- the same bits
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_goes_on_with_the_same_bits(tmp_path: Path, whole: Whole, method: str) -> None:
+    cut_after(5, tmp_path / "run", method, checkpoint={"every": 3})
+    lines: list[Line] = []
+    run = resume_run(tmp_path / "run", lines.append, quiet=True)
+    assert [line["round"] for line in lines] == [4, 5, 6, 7, 8], "it goes on from the checkpoint of round 3"
+    assert run is not None
+    assert len(run.history) == 8
+    assert kept(tmp_path / "run") == whole(method)
+
+
+@linux
+def test_the_number_of_workers_does_not_matter(tmp_path: Path, whole: Whole) -> None:
+    for workers in (1, 3):
+        cut_after(4, tmp_path / str(workers), "feddle", workers=workers, checkpoint={"every": 2})
+        resume_run(tmp_path / str(workers), quiet=True)
+        assert kept(tmp_path / str(workers)) == whole("feddle")
+
+
+def test_it_may_be_stopped_again_and_again(tmp_path: Path, whole: Whole) -> None:
+    folder = tmp_path / "run"
+    cut_after(1, folder, "ca2fl-on-disk")
+    for rounds in range(2, 8):
+        with pytest.raises(CutError):
+            resume_run(folder, partial(stop_at, rounds), quiet=True)
+        assert RunFolder(folder).saved_rounds() == rounds
+    resume_run(folder, quiet=True)
+    assert kept(folder) == whole("ca2fl-on-disk")
+
+
+def stop_at(rounds: int, line: Line) -> None:
+    if line["round"] == rounds:
+        raise CutError
+
+
+def test_before_the_first_checkpoint_it_starts_from_the_beginning(tmp_path: Path, whole: Whole) -> None:
+    cut_after(2, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
+    lines: list[Line] = []
+    resume_run(tmp_path / "run", lines.append, quiet=True)
+    assert [line["round"] for line in lines] == list(range(1, 9))
+    assert kept(tmp_path / "run") == whole("fedbuff")
+
+
+def test_a_torn_line_of_history_is_cut_off(tmp_path: Path, whole: Whole) -> None:
+    cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
+    with (tmp_path / "run" / "history.jsonl").open("a") as file:
+        file.write('{"round": 6, "ver')
+    resume_run(tmp_path / "run", quiet=True)
+    assert kept(tmp_path / "run") == whole("fedbuff")
+
+
+def test_the_seconds_add_up(tmp_path: Path) -> None:
+    cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 4})
+    manifest = tmp_path / "run" / "checkpoint" / MANIFEST
+    saved = json.loads(manifest.read_bytes())
+    assert saved["facts"]["seconds"] > 0
+    saved["facts"]["seconds"] = 1000.0
+    manifest.write_text(json.dumps(saved))
+    run = resume_run(tmp_path / "run", quiet=True)
+    assert run is not None
+    assert 1000 < run.result["seconds"] < 1100
+
+
+def test_what_is_no_part_of_the_weights_is_kept_too() -> None:
+    # BatchNorm counts its batches: with momentum None the count decides what a batch weighs
+    config = small("fedbuff")
+    federation = build_federation(config)
+    federation = replace(federation, model=nn.Sequential(federation.model, nn.BatchNorm1d(10, momentum=None)))
+    run = Run(config, federation)
+    states: list[dict[str, torch.Tensor]] = []
+    run.go(lambda _: states.append({n: t.clone() for n, t in run.state_dict().items()}))
+    again = Run(config, federation)
+    again.load_state_dict(states[4], run.history[:5], 0.0)
+    again.go()
+    assert again.history == run.history
+    end = again.state_dict()
+    assert states[-1].keys() == end.keys()
+    assert all(torch.equal(t, end[n]) for n, t in states[-1].items())
+
+
+# --- killed
+
+
+@linux
+@pytest.mark.parametrize(
+    ("method", "workers", "points"),
+    [
+        # in the middle of a checkpoint, again, and then by the clock
+        ("feddle-calibrated", 2, [KillPoint(touch=60), KillPoint(touch=41), KillPoint(seconds=0.6)]),
+        ("ca2fl-on-disk", 0, [KillPoint(touch=1), KillPoint(touch=3), KillPoint(touch=101), KillPoint(seconds=0.5)]),
+    ],
+)
+def test_a_killed_run_goes_on_with_the_same_bits(
+    tmp_path: Path, whole: Whole, method: str, workers: int, points: list[KillPoint]
+) -> None:
+    config, folder = small(method, workers=workers), tmp_path / "run"
+    killed = [in_a_process(config, folder, point) for point in points]
+    assert killed[0]
+    run_or_resume(config, folder)
+    assert kept(folder) == whole(method)
+
+
+@linux
+@pytest.mark.slow
+def test_a_hundred_kill_points(tmp_path: Path, whole: Whole) -> None:
+    draw = random.Random(7)  # noqa: S311
+    methods, killed = list(METHODS), 0
+    began = time.perf_counter()
+    run_config(small("feddle"), tmp_path / "timed", quiet=True)
+    seconds = time.perf_counter() - began
+    for trial in range(120):
+        method = methods[trial % len(methods)]
+        config, folder = small(method, workers=draw.choice([0, 0, 2])), tmp_path / str(trial)
+        for _ in range(draw.choice([1, 1, 2])):
+            by_clock = KillPoint(seconds=draw.uniform(0, seconds))
+            killed += in_a_process(config, folder, draw.choice([by_clock, KillPoint(touch=draw.randint(1, 250))]))
+        run_or_resume(config, folder)
+        assert kept(folder) == whole(method), f"{method}, trial {trial}"
+    assert killed >= 100, "too many came to their end before"
+
+
+# --- refused
+
+
+@pytest.fixture(scope="module")
+def once_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    cut_after(5, folder, "feddle", checkpoint={"every": 3})
+    return folder
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, once_stopped: Path) -> Path:
+    return Path(shutil.copytree(once_stopped, tmp_path / "run"))
+
+
+def rewrite(path: Path, change: Callable[[Any], None]) -> None:
+    tree = yaml.safe_load(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+
+
+def one_blob(folder: Path) -> Path:
+    return max((folder / "checkpoint").glob("*.safetensors"), key=lambda path: path.stat().st_size)
+
+
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another config": (
+        lambda f: rewrite(f / "config.yaml", lambda tree: tree.update(rounds=9)),
+        r"config\.yaml has been changed since the checkpoint",
+    ),
+    "another feddle": (
+        lambda f: rewrite(f / "checkpoint" / MANIFEST, lambda tree: tree["facts"].update(feddle="0.0.1")),
+        r"was made with feddle 0\.0\.1, this is",
+    ),
+    "another torch": (
+        lambda f: rewrite(f / "checkpoint" / MANIFEST, lambda tree: tree["facts"].update(torch="1.0")),
+        r"was made with torch 1\.0, this is",
+    ),
+    "a file cut short": (lambda f: os.truncate(one_blob(f), 1000), r"missing or damaged.* remove .*checkpoint"),
+    "a bit flipped": (
+        lambda f: one_blob(f).write_bytes(one_blob(f).read_bytes()[:-1] + b"\x7f"),
+        r"missing or damaged",
+    ),
+    "a file gone": (lambda f: one_blob(f).unlink(), r"missing or damaged"),
+    "no manifest that can be read": (
+        lambda f: (f / "checkpoint" / MANIFEST).write_text('{"facts'),
+        r"manifest\.json is",
+    ),
+    "a manifest of something else": (lambda f: (f / "checkpoint" / MANIFEST).write_text("{}"), r"manifest\.json is"),
+    "a shorter history": (lambda f: os.truncate(f / "history.jsonl", 10), r"history\.jsonl has been changed"),
+    "another history": (
+        lambda f: (f / "history.jsonl").write_text("x" * (f / "history.jsonl").stat().st_size),
+        r"history\.jsonl has been changed",
+    ),
+    "no run": (lambda f: (f / "config.yaml").unlink(), r"holds no run \(no config\.yaml\); name a folder"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_go_on_is_refused_in_one_line(stopped: Path, reason: str) -> None:
+    harm, text = REFUSED[reason]
+    harm(stopped)
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
+    with pytest.raises(FeddleError, match=text) as caught:
+        resume_run(stopped, quiet=True)
+    assert "\n" not in str(caught.value)
+    left = {path: path.read_bytes() for path in before}
+    assert left.keys() == before.keys()
+    if "history" not in reason:
+        assert left == before, "nothing was changed"
+
+
+def test_the_commands_of_a_stopped_run(
+    stopped: Path, whole: Whole, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    code, _, above = command("resume", str(stopped.parent))
+    assert (code, above.count("\n")) == (2, 1)
+    assert f"holds no run (no config.yaml); name one of those in it: {stopped}" in above
+    code, _, again = command("run", str(stopped / "config.yaml"), "--out", str(stopped))
+    assert (code, again.count("\n")) == (2, 1)
+    assert f"feddle resume {stopped}" in again
+    code, said, complaint = command("resume", str(stopped), "--quiet")
+    assert (code, complaint) == (0, "")
+    assert "Report: " in said
+    (stopped / "report.html").unlink()
+    assert kept(stopped) == whole("feddle")
+    assert command("resume", str(stopped)) == (0, f"{stopped} is finished; there is nothing to resume\n", "")
+
+
+@linux
+def test_two_processes_do_not_run_one_folder(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({**SMALL, "method": "fedavg", "rounds": 100_000, "workers": 2}))
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", "from feddle.cli.main import main; main()", "run", str(config), "-q"]
+    with subprocess.Popen([*command, "--out", str(out)]) as first:
+        try:
+            deadline = time.monotonic() + 60
+            while not (out / "checkpoint" / MANIFEST).exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            with pytest.raises(FeddleError, match=rf"another process is running {out}"):
+                resume_run(out, quiet=True)
+        finally:
+            first.kill()
+    with pytest.raises(CutError):  # its workers do not stand in the way
+        resume_run(out, partial(stop_at, RunFolder(out).saved_rounds() + 1), quiet=True)
+
+
+# --- faults
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if shutil.which("mount") is None or os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def remount(disk: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
+
+
+def test_a_full_disk_then_a_read_only_one(
+    small_disk: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    config, out = small("feddle", rounds=12, options={"atlas_size": 40}), small_disk / "run"
+    file = tmp_path / "config.yaml"  # each anchor takes 4 KB, so checkpoints grow
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    remedy = f"to go on once that is mended: feddle resume {out}"
+    complaint = f"feddle: cannot write to {out}: No space left on device; {remedy}\n"
+    assert command("run", str(file), "-q", "--out", str(out)) == (2, "", complaint)
+    rounds = RunFolder(out).saved_rounds()
+    assert 0 < rounds < 12
+    assert not list(out.rglob("*.partial"))
+    remount(small_disk, "ro")
+    with pytest.raises(FeddleError, match=f"cannot write to {out}: Read-only file system"):
+        resume_run(out, quiet=True)
+    remount(small_disk, "rw,size=20m")
+    lines: list[Line] = []
+    resume_run(out, lines.append, quiet=True)
+    assert lines[0]["round"] == rounds + 1
+    run_config(config, tmp_path / "whole", quiet=True)
+    assert kept(out) == kept(tmp_path / "whole")
+
+
+@linux
+def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
+    config = small("feddle", workers=2)
+    run = Run(config, build_federation(config))
+
+    def kill_one(line: Line) -> None:
+        assert isinstance(run.trainer, WorkerPool)
+        pid = run.trainer._workers[line["round"] % 2].process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    run.go(kill_one)
+    expected = [json.loads(line) for line in whole("feddle")["history.jsonl"].splitlines()]
+    assert run.history == expected
+
+
+def test_a_data_file_that_was_cut_short(tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
+    monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "data"))
+    build_federation(small("fedbuff"))
+    data = tmp_path / "data" / "digits.safetensors"
+    size = data.stat().st_size
+    os.truncate(data, size // 2)
+    # digits can always be had again; a set that cannot is an error of one line
+    with monkeypatch.context() as gone:
+        for source in ("InstalledPackage", "Official", "Package"):
+            gone.setattr(f"feddle.learning.sources.{source}.collect", unavailable)
+        with pytest.raises(
+            FeddleError, match=r"the cached file .*digits\.safetensors is broken and no source"
+        ) as caught:
+            resume_run(tmp_path / "run", quiet=True)
+        assert "\n" not in str(caught.value)
+    resume_run(tmp_path / "run", quiet=True)
+    assert data.stat().st_size == size
+    assert kept(tmp_path / "run") == whole("fedbuff")
+
+
+def unavailable(*_: object) -> Path:
+    raise Unusable("it is not there")
+
+
+# --- files
+
+
+def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    pinned, twin = torch.rand(2000), torch.rand(2000)
+    state = {"pinned": pinned, "same": pinned, "twin": twin, "small": torch.arange(3), "empty": torch.zeros(0)}
+    checkpoint.save(state, {"round": 1})
+    first = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
+    assert len(first) == 3, "pinned, twin, and one for the small ones"
+    twin.add_(1)
+    checkpoint.save(state, {"round": 2})
+    second = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.safetensors")}
+    assert len(second) == 3
+    assert len(first.items() & second.items()) == 2, "the same files, untouched"
+    saved = Checkpoint(tmp_path)
+    assert saved.facts() == {"round": 2}
+    assert all(torch.equal(tensor, state[name]) for name, tensor in saved.state().items())
+    assert saved.state().keys() == state.keys()
+
+
+def test_pinned_versions_and_cached_updates_are_written_once(tmp_path: Path) -> None:
+    sizes: list[int] = []
+    seen: set[str] = set()
+
+    def listener(_: Line) -> None:
+        now = {path.name for path in (tmp_path / "run" / "checkpoint").glob("*.safetensors")}
+        sizes.append(len(now - seen))
+        seen.update(now)
+
+    changes = {"clients": {"count": 12, "per_round": 1}, "delays": {"sigma": 20.0}, "rounds": 30}
+    run_config(small("ca2fl", **changes), tmp_path / "run", listener, quiet=True)
+    # of up to 12 pinned versions and 12 cached updates: the model, the small ones, the buffer, and what is new
+    assert max(sizes) <= 9
+    assert median(sizes) <= 6

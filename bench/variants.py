@@ -1,0 +1,111 @@
+"""Feddle's options side by side, as whole runs over several seeds with a small network.
+
+Each grid varies one thing of `experiments/small.yaml`. Runs go into a folder one after the other; one that is there and
+finished is not run again. Prints a table: accuracy in per cent (best of the last five evaluations), last accuracy,
+accuracy after a quarter of the rounds, each as mean ± standard deviation over the seeds, and the CPU time of the server
+and clients together over the first row's.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from time import process_time
+from typing import Any
+
+from feddle.experiment.folder import run_config
+from feddle.experiment.load import load_config
+
+CONFIG = Path("experiments/small.yaml")
+OUTSIDE = ["data.server.name=cifar-10", "data.server.samples=50000", "data.channels=3", "data.image_size=32"]
+GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "searches": {
+        "paper: Adam 1e-3, 1 pass": ["method.search={name: paper, lr: 0.001}"],
+        "paper: Adam 3e-3, 1 pass": ["method.search={name: paper, lr: 0.003}"],
+        "paper: Adam 1e-2, 1 pass": ["method.search={name: paper, lr: 0.01}"],
+        "paper: Adam 3e-3, 5 passes": ["method.search={name: paper, lr: 0.003, epochs: 5}"],
+        "annealed from 1e-2, 1 pass": ["method.search={name: annealed, lr: 0.01}"],
+        "annealed from 1e-2, 3 passes": ["method.search={name: annealed, lr: 0.01, epochs: 3}"],
+        "lbfgs, 2 steps": ["method.search={name: lbfgs, iterations: 2}"],
+        "lbfgs, 5 steps": ["method.search={name: lbfgs, iterations: 5}"],
+        "lbfgs, 10 steps": ["method.search={name: lbfgs, iterations: 10}"],
+        "sgd, Lemma 1, 1 pass": ["method.search=sgd"],
+    },
+    "storage": {
+        "float32": ["method.storage=float32"],
+        "int8": ["method.storage=int8"],
+        "sparse, half": ["method.storage={name: sparse, density: 0.5}"],
+        "sparse, a tenth": ["method.storage={name: sparse, density: 0.1}"],
+        "sparse, a hundredth": ["method.storage={name: sparse, density: 0.01}"],
+    },
+    "objectives": {
+        "FedBuff, no server data": [*OUTSIDE, "method=fedbuff"],
+        "surrogate (labels)": [*OUTSIDE],
+        "rotation": [*OUTSIDE, "method.objective=rotation"],
+        "clusters": [*OUTSIDE, "method.objective=clusters"],
+        "entropy": [*OUTSIDE, "method.objective=entropy"],
+    },
+    "fallbacks": {
+        f"{fallback}, σ = {sigma}": [f"method.fallback={fallback}", f"delays.sigma={sigma}"]
+        for sigma in (0, 5, 20)
+        for fallback in ("fedbuff", "fedavg", "fedasync", "adaptive", "none")
+    },
+    "out-of-domain fallbacks": {
+        name: [*OUTSIDE, *overrides]
+        for name, overrides in {
+            "fedbuff": [],
+            "fedbuff, buffer_size 10": ["method.fallback={name: fedbuff, buffer_size: 10}"],
+            "fedavg": ["method.fallback=fedavg"],
+            "fedasync": ["method.fallback=fedasync"],
+            "adaptive": ["method.fallback=adaptive"],
+            "none": ["method.fallback=none"],
+        }.items()
+    },
+}
+
+
+def accuracies(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    """A run's evaluations in per cent and its CPU time; run first unless its folder holds it whole."""
+    kept = folder / "measured.json"
+    if not kept.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        began = process_time()
+        run = run_config(load_config(CONFIG, overrides), folder, quiet=True)
+        found = [100 * line["accuracy"] for line in run.history if "accuracy" in line]
+        kept.write_text(json.dumps({"accuracies": found, "seconds": process_time() - began}))
+    measured: dict[str, Any] = json.loads(kept.read_text())
+    return measured
+
+
+def main() -> None:
+    """Run what is missing, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("grid", choices=GRIDS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/variants"), help="a folder for the runs")
+    arguments = parser.parse_args()
+    print(f"| {arguments.grid} | accuracy | last | after a quarter | CPU time |\n|---|---|---|---|---|")
+    unit = None
+    for name, overrides in GRIDS[arguments.grid].items():
+        runs = [
+            accuracies(arguments.out / arguments.grid / f"{name}-seed{seed}", [*overrides, f"seed={seed}", "workers=0"])
+            for seed in arguments.seeds
+        ]
+        seconds = fmean(run["seconds"] for run in runs)
+        unit = unit or seconds
+        curves = [run["accuracies"] for run in runs]
+        best, last, early = (
+            [rule(curve) for curve in curves]
+            for rule in (lambda c: max(c[-5:]), lambda c: c[-1], lambda c: c[len(c) // 4 - 1])
+        )
+        print(f"| {name} | {_spread(best)} | {_spread(last)} | {_spread(early)} | {seconds / unit:.2f} |", flush=True)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    main()

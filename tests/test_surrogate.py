@@ -226,6 +226,23 @@ def test_the_adaptive_fallback_looks_at_the_delays() -> None:
     assert AdaptiveFallback(1.0)(stale) == FedBuffFallback()(stale) == [0.5, 0.25]
 
 
+def test_a_buffer_that_is_not_full_takes_a_short_step() -> None:
+    two = [arrival(1.0, 0.0, 0.0, staleness=0), arrival(0.0, 1.0, 0.0, staleness=3)]
+    assert FedBuffFallback(buffer_size=4)(two) == [0.25, 0.125]  # s(τ)/4 with s = 1, ½
+    assert FedBuffFallback(buffer_size=2)(two) == FedBuffFallback()(two) == [0.5, 0.25]
+
+
+def test_diagnostics_go_on_from_a_saved_state() -> None:
+    whole = simulate(diagnostics={"every": 1, "clients": 3})
+    assert whole.diagnostics is not None
+    state = whole.diagnostics.state_dict()
+    assert len(state) == 4
+    other = simulate(diagnostics={"every": 1, "clients": 3}, rounds=1)
+    assert other.diagnostics is not None
+    other.diagnostics.load_state_dict(state)
+    assert all(torch.equal(other.diagnostics.state_dict()[name], kept) for name, kept in state.items())
+
+
 def test_a_witness_is_compared_and_changes_nothing() -> None:
     def merged(witness: Quadratic | None) -> tuple[Weights, Mapping[str, Any]]:
         strategy = Feddle(

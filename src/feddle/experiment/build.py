@@ -365,7 +365,7 @@ def build_fallback(fallback: methods.AnyFallback) -> Fallback:
     """The fallback that a config names."""
     match fallback:
         case methods.FedBuffFallback():
-            return FedBuffFallback(fallback.lr, fallback.staleness)
+            return FedBuffFallback(fallback.lr, fallback.staleness, fallback.buffer_size)
         case methods.FedAvgFallback():
             return FedAvgFallback()
         case methods.FedAsyncFallback():

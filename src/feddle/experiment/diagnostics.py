@@ -1,7 +1,7 @@
 """The quantities that the paper's figures and theorems speak of, measured while a run goes on."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -48,6 +48,15 @@ class Diagnostics:
         order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(self._eligible)
         chosen = order[: self.clients]
         return self._updates(number, model, chosen) | self._gradients(model, chosen) | self._norms(model, arrivals)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The true updates of earlier looks, oldest first."""
+        return {f"earlier.{i}": update for i, update in enumerate(self._earlier)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state."""
+        self._earlier.clear()
+        self._earlier.extend(state[f"earlier.{i}"].clone() for i in range(len(state)))
 
     def _updates(self, number: int, model: Weights, chosen: np.ndarray) -> dict[str, Any]:
         """Cosines of clients' updates with the true update, Σ n_j/n Δ_j, and of true updates with earlier ones.

@@ -136,6 +136,9 @@ class FedBuffFallback(Strict):
     name: Literal["fedbuff"] = "fedbuff"
     lr: Positive = Field(1.0, description="η")
     staleness: Staleness = "sqrt"
+    buffer_size: Count = Field(
+        1, description="with fewer arrivals than this the step is shorter, as if the others had sent nothing"
+    )
 
 
 class FedAvgFallback(Strict):

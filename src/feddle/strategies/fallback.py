@@ -17,14 +17,19 @@ class Fallback(Protocol):
 
 @dataclass(frozen=True)
 class FedBuffFallback:
-    """FedBuff's step with the arrivals as its buffer: η·s(τ)/n."""
+    """FedBuff's step with the arrivals as its buffer: η·s(τ)/n.
+
+    With `buffer_size` B, η·s(τ)/max(n, B): a round with few arrivals takes a short step, as in a buffer that is not full.
+    """
 
     lr: float = 1.0
     staleness: StalenessWeight = "sqrt"
+    buffer_size: int = 1
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
         """See `Fallback`."""
-        return [self.lr * staleness_weight(self.staleness, a.staleness) / len(arrivals) for a in arrivals]
+        size = max(len(arrivals), self.buffer_size)
+        return [self.lr * staleness_weight(self.staleness, a.staleness) / size for a in arrivals]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Fallback(Protocol):
 class FedBuffFallback:
     """FedBuff's step with the arrivals as its buffer: η·s(τ)/n.
 
-    With `buffer_size` B, η·s(τ)/max(n, B): a round with few arrivals takes a short step, as in a buffer that is not full.
+    With `buffer_size` B, η·s(τ)/max(n, B): a round with few arrivals takes a short step.
     """
 
     lr: float = 1.0

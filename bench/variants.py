@@ -47,6 +47,18 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "clusters": [*OUTSIDE, "method.objective=clusters"],
         "entropy": [*OUTSIDE, "method.objective=entropy"],
     },
+    "out-of-domain searches": {
+        name: [*OUTSIDE, *overrides]
+        for name, overrides in {
+            "FedBuff, no server data": ["method=fedbuff"],
+            "paper, Adam 3e-4": ["method.search={name: paper, lr: 0.0003}"],
+            "paper, Adam 3e-3": ["method.search={name: paper, lr: 0.003}"],
+            "paper, Adam 1e-2": ["method.search={name: paper, lr: 0.01}"],
+            "paper, Adam 1e-2, λ = 1": ["method.search={name: paper, lr: 0.01}", "method.regularisation=1.0"],
+            "lbfgs, 3 steps": ["method.search={name: lbfgs, iterations: 3}"],
+            "sgd, Theorem 2": ["method.search=sgd"],
+        }.items()
+    },
     "fallbacks": {
         f"{fallback}, σ = {sigma}": [f"method.fallback={fallback}", f"delays.sigma={sigma}"]
         for sigma in (0, 5, 20)

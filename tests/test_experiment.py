@@ -33,7 +33,7 @@ from feddle.experiment.run import Run
 from feddle.learning import datasets
 from feddle.learning.training import Recipe
 from feddle.runtimes.simulation import Delays
-from feddle.runtimes.trainers import InlineTrainer
+from feddle.runtimes.trainers import ClientWork, InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.strategies.anchors import CalibratedAnchors
 from feddle.strategies.convex import into_simplex
@@ -358,6 +358,7 @@ def test_every_option_reaches_what_it_is_for() -> None:
     assert strategy.fallback == FedAsyncFallback(alpha=0.9, exponent=0.1)
     assert strategy.search == PaperSearch(lr=0.5, epochs=3, batch_size=9)
     assert isinstance(built.trainer, InlineTrainer)
+    assert isinstance(built.trainer.work, ClientWork)
     assert built.trainer.work.recipe == Recipe("sgd", 0.25, 4, 6, 0.125)
     assert built.simulation.delays == Delays(3.0, "job", 0)
     clean = parts({})

@@ -15,7 +15,8 @@ import torch
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.runtimes.workers import Work, WorkerPool
+from feddle.runtimes.trainers import Work
+from feddle.runtimes.workers import WorkerPool
 from three_numbers import weights
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need fork")

@@ -1,7 +1,7 @@
 """From a config to the objects that it names."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -81,11 +81,12 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
         raise FeddleError(f"data.channels is {data.channels}, but the images of {data.name} have 3; set it to 3")
     train = Images(resize(images.train_images, data.image_size), labels, data.channels)
     held_out = Images(resize(images.test_images, data.image_size), images.test_labels, data.channels)
+    own = Selection(_server_labels(held_out, config, images.num_classes, server), server) if len(server) else None
     return Federation(
         build_model(config, images.num_classes),
         PartitionedClients(train, partition),
         partition.sizes,
-        _outside_data(config, outside, quiet) if outside else Selection(held_out, server) if len(server) else None,
+        _outside_data(config, outside, quiet) if outside else own,
         Selection(held_out, test),
         out_of_domain=outside,
     )
@@ -105,7 +106,16 @@ def _outside_data(config: cfg.Config, name: str, quiet: bool) -> Examples:
     if images.train_images.shape[1] not in (1, data.channels):
         raise FeddleError(f"data.channels is {data.channels}, but the images of {name} have 3; set it to 3")
     pixels = resize(images.train_images[chosen], data.image_size)
-    return Images(pixels, images.train_labels[chosen], data.channels)
+    taken = Images(pixels, images.train_labels[chosen], data.channels)
+    return _server_labels(taken, config, images.num_classes, torch.arange(len(taken)))
+
+
+def _server_labels(images: Images, config: cfg.Config, classes: int, server: Tensor) -> Images:
+    """The images with noise in the labels of those that the server holds."""
+    labels = images.labels.clone()
+    noise = config.data.server.label_noise
+    labels[server] = add_label_noise(labels[server], noise, classes, seed_for(config.seed, "server label noise"))
+    return replace(images, labels=labels)
 
 
 def build_partition(config: cfg.Config, labels: Tensor) -> Partition:

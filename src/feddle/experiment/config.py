@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from feddle.experiment.methods import Feddle, Method
 from feddle.experiment.strict import Count, NonNegative, Positive, Share, Strict, choice, no_bool
+from feddle.experiment.threats import Attack, Checks, NoAttack, Privacy
 
 
 class Clients(Strict):
@@ -47,6 +48,7 @@ class ServerData(Strict):
     samples: int = Field(
         1000, ge=0, strict=True, description="its images; in-domain, from the test set, and the rest measures accuracy"
     )
+    label_noise: Share = Field(0.0, description="share of the server's labels replaced by another class")
 
 
 class Data(Strict):
@@ -115,6 +117,9 @@ class Plan(Strict):
     training: Training = Training()
     delays: Delays = Delays()
     evaluation: Evaluation = Evaluation()
+    checks: Checks = Checks()
+    attack: Attack = NoAttack()
+    privacy: Privacy | None = None
     method: Method = Feddle()
 
 

@@ -11,7 +11,6 @@ import multiprocessing
 import signal
 import threading
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -27,8 +26,8 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.learning.machine import one_thread
+from feddle.runtimes.trainers import Work
 
-Work = Callable[[Job, Weights], Update]
 _ATTEMPTS = 2
 _HANDED_BACK = 10  # deaths before a job even began: it is not the job's fault, but something is very wrong
 
@@ -212,7 +211,7 @@ class WorkerPool:
         if "failed" not in reply:
             result = worker.rows.result
             delta, buffers = result.vector.clone(), result.buffers.clone()
-            task.outcome = Update(task.job, delta, buffers, reply["examples"], reply["metrics"])
+            task.outcome = Update(task.job, delta, buffers, reply["examples"], reply["metrics"], reply["digest"])
         elif reply.get("final"):
             task.outcome = FeddleError(reply["failed"])
         else:
@@ -279,4 +278,4 @@ def _train(work: Work, job: Job, rows: _Rows) -> dict[str, Any]:
         return {"failed": f"{type(error).__name__}: {error}"}
     rows.result.vector.copy_(update.delta)
     rows.result.buffers.copy_(update.buffers)
-    return {"examples": update.num_examples, "metrics": dict(update.metrics)}
+    return {"examples": update.num_examples, "metrics": dict(update.metrics), "digest": update.digest}

@@ -46,7 +46,11 @@ class ServerData(Strict):
         None, description="another data set (out-of-domain: its training images); by default the clients' own"
     )
     samples: int = Field(
-        1000, ge=0, strict=True, description="its images; in-domain, from the test set, and the rest measures accuracy"
+        1000,
+        ge=0,
+        le=100_000_000,
+        strict=True,
+        description="its images; in-domain, from the test set, and the rest measures accuracy",
     )
     label_noise: Share = Field(0.0, description="share of the server's labels replaced by another class")
 
@@ -56,7 +60,7 @@ class Data(Strict):
 
     name: str = Field("fashion-mnist", description="see `feddle data list`")
     folder: str | None = Field(None, description="where the official files are, if not to be fetched")
-    image_size: int = Field(32, ge=8, strict=True, description="images are resized to this, bilinear")
+    image_size: int = Field(32, ge=8, le=4096, strict=True, description="images are resized to this, bilinear")
     channels: Annotated[Literal[1, 3], BeforeValidator(no_bool)] = Field(
         3, description="3: grey images are repeated, so that one model takes any set"
     )
@@ -72,7 +76,7 @@ class Cnn(Strict):
     channels: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((32, 64, 64), description="of the convolutions")
     hidden: Count = Field(512, description="width of the first linear layer")
     padding: bool = Field(True, description="whether convolutions keep the image's size")
-    pools: int = Field(3, ge=0, strict=True, description="2×2 pooling follows this many of the convolutions")
+    pools: int = Field(3, ge=0, le=1000, strict=True, description="2×2 pooling follows this many of the convolutions")
 
 
 class Training(Strict):
@@ -103,7 +107,9 @@ class Evaluation(Strict):
 class Plan(Strict):
     """Everything about a run but its model and data."""
 
-    seed: int = Field(0, ge=0, strict=True, description="sets initial weights, sampling, delays and partition")
+    seed: int = Field(
+        0, ge=0, lt=2**63, strict=True, description="sets initial weights, sampling, delays and partition"
+    )
     rounds: Count = Field(200, description="K")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="`auto`, `cpu`, `cuda` or `mps`")
     workers: int | None = Field(

@@ -10,11 +10,13 @@ from typing import Any
 import dp_accounting
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import feddle
+from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
@@ -157,7 +159,8 @@ def test_a_refused_update_ends_its_job_in_a_simulation_and_is_counted(tmp_path: 
     run = run_config(config, tmp_path / "run", quiet=True)
     assert run.result["refused"]["too long"] > 0
     assert len(run.server._in_flight) == len(run.simulation._queue)
-    assert any("updates refused: too long" in remark for remark in remarks(read_run(tmp_path / "run")))
+    shown = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")])
+    assert f"fedbuff: updates refused: too long ({run.result['refused']['too long']})\n" in shown.output
     honest = run_config(tiny(rounds=16, method="fedbuff"), tmp_path / "honest", quiet=True)
     assert not honest.result["refused"]
 

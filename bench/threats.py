@@ -24,7 +24,7 @@ METHODS: Mapping[str, Overrides] = {
 }
 ATTACKS = ("sign-flip", "scale", "random", "label-flip")
 SHARES = (0.1, 0.3)
-NOISES = (0.001, 0.01, 0.1, 1.0)
+NOISES = (0.01, 0.03, 0.1, 1.0)
 CLIP = 1.0  # between the median and the upper quartile of the honest norms
 
 

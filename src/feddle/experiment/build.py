@@ -97,7 +97,7 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
         build_model(config, images.num_classes),
         PartitionedClients(train, partition),
         partition.sizes,
-        Selection(held_out, server) if len(server) else None,
+        _server_share(held_out, server, config, images.num_classes) if len(server) else None,
         Selection(held_out, test),
         samples_per_round=data.server.samples_per_round,
     )
@@ -116,10 +116,17 @@ def _guided_from_outside(federation: Federation, config: cfg.Config, name: str, 
     if images.train_images.shape[1] not in (1, data.channels):
         raise FeddleError(f"data.channels is {data.channels}, but the images of {name} have 3; set it to 3")
     everything = Images(images.train_images, images.train_labels, data.channels, size=data.image_size)
-    server = Selection(everything, torch.from_numpy(order[:samples]))
+    server = _server_share(everything, torch.from_numpy(order[:samples]), config, images.num_classes)
     return replace(
         federation, server=server, out_of_domain=name, server_classes=images.num_classes, witness=federation.test
     )
+
+
+def _server_share(images: Images, share: Tensor, config: cfg.Config, classes: int) -> Examples:
+    """What the server holds of the images, with the noise of its labels; the pixels are not copied."""
+    labels, noise = images.labels.clone(), config.data.server.label_noise
+    labels[share] = add_label_noise(labels[share], noise, classes, seed_for(config.seed, "server label noise"))
+    return Selection(replace(images, labels=labels), share)
 
 
 def build_partition(config: cfg.Config, labels: Tensor) -> Partition:

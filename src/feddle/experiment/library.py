@@ -40,9 +40,9 @@ def simulate(
 
     `clients` is a torch dataset of (input, target) pairs for each client, `server` the server's own and `test` what
     accuracy is measured on; `server_classes` says that the server's labels are of another task, and how many there are.
-    `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`,
-    `evaluation`, `method` (a name, or a mapping with options) and `device`. A `strategy` of your own replaces `method`.
-    `scratch` is a folder for what does not fit in memory.
+    `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`,
+    `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. A
+    `strategy` of your own replaces `method`. `scratch` is a folder for what does not fit in memory.
     """
     tree: Mapping[str, Any] = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     try:

@@ -236,6 +236,20 @@ def test_a_private_run_repeats_and_tells_what_it_spent(tmp_path: Path, method: s
     assert any(remark.startswith("privacy spent: ε = ") for remark in remarks(read_run(tmp_path / "0")))
 
 
+def test_diagnostics_look_at_what_clients_would_send_and_spend_nothing() -> None:
+    def gone(**changes: Any) -> Run:
+        run = Run(tiny(workers=0, **changes), build_federation(tiny()))
+        run.go()
+        return run
+
+    threats: dict[str, Any] = {"attack": {"name": "sign-flip", "share": 0.3}, "privacy": {"noise_multiplier": 10.0}}
+    look: dict[str, Any] = {"diagnostics": {"every": 2, "clients": 20}}
+    plain, looked, clean = gone(**threats), gone(**threats, **look), gone(**look)
+    assert torch.equal(plain.server.model.vector, looked.server.model.vector)
+    assert plain.result["privacy"] == looked.result["privacy"]
+    assert looked.history[1]["update_cosine"]["max"] < 0.2 < clean.history[1]["update_cosine"]["max"], "it is all noise"
+
+
 def test_running_statistics_are_not_protected_so_they_are_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64))

@@ -1,7 +1,7 @@
 """The quantities that the paper's figures and theorems speak of, measured while a run goes on."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +20,11 @@ _REMEMBERED = 10  # true updates of earlier rounds
 
 
 class Diagnostics:
-    """Looks at a model with the eyes of some sampled clients; nothing of it reaches the run."""
+    """Looks at a model with the eyes of some sampled clients; nothing of it reaches the run.
+
+    What the clients would send is looked at, attackers' poison and private clients' noise included; it is never sent,
+    so ε does not count it. Gradients are taken of the clients' data as it is.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,16 @@ class Diagnostics:
         order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(self._eligible)
         chosen = order[: self.clients]
         return self._updates(number, model, chosen) | self._gradients(model, chosen) | self._norms(model, arrivals)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The true updates that later ones are compared with, oldest first."""
+        return {str(i): earlier for i, earlier in enumerate(self._earlier)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state."""
+        device = next(self.federation.model.parameters()).device
+        self._earlier.clear()
+        self._earlier.extend(state[str(i)].to(device, copy=True) for i in range(len(state)))
 
     def _updates(self, number: int, model: Weights, chosen: np.ndarray) -> dict[str, Any]:
         """Cosines of clients' updates with the true update, Σ n_j/n Δ_j, and of true updates with earlier ones.

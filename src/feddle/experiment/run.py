@@ -90,13 +90,17 @@ class Run:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on after a stop but the history, as tensors; taken between rounds."""
-        return {**self.simulation.state_dict(), **above("uncounted.", self._uncounted())}
+        looked = {} if self.diagnostics is None else self.diagnostics.state_dict()
+        uncounted = self._uncounted()
+        return {**self.simulation.state_dict(), **above("uncounted.", uncounted), **above("diagnostics.", looked)}
 
     def load_state_dict(self, state: Mapping[str, Tensor], history: Sequence[Line], seconds: float) -> None:
         """Go on from a saved state, with the history until then and the time that it took."""
         self.simulation.load_state_dict(state)
         for name, buffer in below("uncounted.", state).items():
             self._uncounted()[name].copy_(buffer)
+        if self.diagnostics is not None:
+            self.diagnostics.load_state_dict(below("diagnostics.", state))
         self.history, self.seconds = list(history), seconds
 
     def _uncounted(self) -> dict[str, Tensor]:

@@ -28,7 +28,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.search import LbfgsSearch, PaperSearch
 from feddle.experiment import config as cfg
 from feddle.experiment import methods
-from feddle.experiment.build import build_federation
+from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import run_config
 from feddle.experiment.load import load_config, parse_config
 from feddle.experiment.reference import reference

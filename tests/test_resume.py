@@ -22,8 +22,8 @@ from torch import nn
 
 from feddle.cli.main import main
 from feddle.core.errors import FeddleError
-from feddle.experiment.build import build_federation
 from feddle.experiment.checkpoint import MANIFEST, Checkpoint
+from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import RunFolder, resume_run, run_config
 from feddle.experiment.run import Line, Run
 from feddle.learning.decoders import Unusable

@@ -22,9 +22,9 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.privacy import clip, epsilon, privatise
 from feddle.core.seeds import torch_generator
-from feddle.experiment.build import build_federation
 from feddle.experiment.clients import build_work
 from feddle.experiment.config import Config
+from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import run_config
 from feddle.experiment.load import parse_config
 from feddle.experiment.run import Run

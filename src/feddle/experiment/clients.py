@@ -7,8 +7,8 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.privacy import epsilon
 from feddle.experiment import threats
-from feddle.experiment.build import Federation
 from feddle.experiment.config import Plan
+from feddle.experiment.federation import Federation
 from feddle.learning.training import Recipe
 from feddle.runtimes.attacks import FlippedLabels, Mixed, RandomDirection, Scaled, draw_attackers
 from feddle.runtimes.privacy import Private

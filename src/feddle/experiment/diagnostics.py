@@ -12,7 +12,7 @@ from torch import Tensor
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.experiment.build import Federation
+from feddle.experiment.federation import Federation
 from feddle.learning.objectives import TaskObjective
 from feddle.runtimes.trainers import Trainer
 

@@ -14,10 +14,10 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save
 
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.experiment.build import build_federation
 from feddle.experiment.checkpoint import Checkpoint
 from feddle.experiment.config import Config
 from feddle.experiment.durable import sync_file, sync_folder, write_whole
+from feddle.experiment.federation import build_federation
 from feddle.experiment.load import load_config
 from feddle.experiment.run import Line, Listener, Run
 from feddle.version import __version__

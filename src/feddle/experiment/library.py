@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from feddle.core.errors import FeddleError
-from feddle.experiment.build import Federation
 from feddle.experiment.config import Plan
+from feddle.experiment.federation import Federation
 from feddle.experiment.load import explain
 from feddle.experiment.run import Listener, Run
 from feddle.learning.examples import Examples, as_examples

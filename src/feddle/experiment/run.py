@@ -15,10 +15,11 @@ from torch import Tensor
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.privacy import epsilon
-from feddle.experiment.build import Federation, Parts, build_strategy
+from feddle.experiment.build import Parts, build_strategy
 from feddle.experiment.clients import build_work
 from feddle.experiment.config import Plan
 from feddle.experiment.diagnostics import Diagnostics
+from feddle.experiment.federation import Federation
 from feddle.experiment.threats import NoAttack
 from feddle.learning.machine import one_thread, require_bfloat16
 from feddle.learning.training import evaluate

@@ -83,3 +83,26 @@ def test_a_zero_update_is_counted() -> None:
     assert core.receive(update(core.dispatch(1), 0.0, 0.0, 0.0))
     assert core.zero_updates == 1
     assert not core.advance(), "it says nothing, so no strategy sees it"
+
+
+def test_a_restored_server_goes_on_the_same() -> None:
+    core = server()
+    bad, zero, slow = core.dispatch(1), core.dispatch(2), core.dispatch(3)
+    core.receive(update(bad, float("nan"), 0.0, 0.0))
+    core.receive(update(zero, 0.0, 0.0, 0.0))
+    core.receive(update(core.dispatch(4), 1.0, 0.0, 0.0))
+    core.advance()
+    late = core.dispatch(1)
+    restored = server()
+    restored.load_state_dict(core.state_dict())
+    for one in (core, restored):
+        assert (one.version, one.refused, one.zero_updates) == (1, {"not finite": 1}, 1)
+        assert not one.receive(update(bad, 1.0, 0.0, 0.0)), "it is no longer in flight"
+        assert one.dispatch(1).number == 2
+        assert close(one.start_of(slow).vector, 0.0, 0.0, 0.0)
+        assert close(one.start_of(late).vector, 1.0, 0.0, 0.0)
+        assert one.receive(update(slow, 0.0, 4.0, 0.0))
+        assert sorted(one._pinned) == [1], "version 0 is freed with its last job"
+        [arrival] = one.advance()
+        assert arrival.staleness == 1
+        assert close(one.model.vector, 1.0, 4.0, 0.0)

@@ -170,9 +170,7 @@ def test_a_zero_update_is_counted() -> None:
 
 
 def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_have() -> None:
-    first, second = (
-        Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), digest="", max_norm_ratio=5.0) for _ in range(2)
-    )
+    first, second = (Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=5.0) for _ in range(2))
     early = first.dispatch(7)
     for i in range(120):  # more than are remembered; the last hundred alternate between 0.1 and 0.3
         last = first.dispatch(1)
@@ -190,3 +188,27 @@ def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_ha
         assert core.receive(update(early, 0.9, 0.0, 0.0))
         assert core.dispatch(1).number == 120
     assert state(second) == state(first)
+
+
+def test_a_restored_server_goes_on_the_same() -> None:
+    core = server()
+    faulty, zero, slow = core.dispatch(1), core.dispatch(2), core.dispatch(3)
+    core.receive(update(faulty, float("nan"), 0.0, 0.0))
+    core.forget(faulty)
+    core.receive(update(zero, 0.0, 0.0, 0.0))
+    core.receive(update(core.dispatch(4), 1.0, 0.0, 0.0))
+    core.advance()
+    late = core.dispatch(1)
+    restored = server()
+    restored.load_state_dict(core.state_dict())
+    for one in (core, restored):
+        assert (one.version, one.refused, one.zero_updates) == (1, {"not a number": 1}, 1)
+        assert not one.receive(update(faulty, 1.0, 0.0, 0.0)), "it is no longer in flight"
+        assert one.dispatch(1).number == 2
+        assert close(one.start_of(slow).vector, 0.0, 0.0, 0.0)
+        assert close(one.start_of(late).vector, 1.0, 0.0, 0.0)
+        assert one.receive(update(slow, 0.0, 4.0, 0.0))
+        assert sorted(one._pinned) == [1], "version 0 is freed with its last job"
+        [arrival] = one.advance()
+        assert arrival.staleness == 1
+        assert close(one.model.vector, 1.0, 4.0, 0.0)

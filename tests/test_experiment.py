@@ -81,7 +81,7 @@ def tiny_file(tmp_path: Path) -> Path:
 def test_defaults_are_the_papers_setting() -> None:
     config = parse_config({})
     assert (config.rounds, config.clients.count, config.clients.per_round) == (200, 500, 10)
-    assert config.data.server.samples == 1000
+    assert config.data.server.samples is None  # 1000 in-domain, all images of another data set
     assert isinstance(config.method, methods.Feddle)
 
 

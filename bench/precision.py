@@ -15,7 +15,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 
-from feddle.experiment.build import build_federation
+from feddle.experiment.federation import build_federation
 from feddle.experiment.load import load_config
 from feddle.experiment.run import Run
 from feddle.learning.examples import Images

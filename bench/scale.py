@@ -23,8 +23,8 @@ import torch
 from peers import machine
 from scale_plot import PANELS, draw
 
-from feddle.experiment.build import Federation, PartitionedClients
 from feddle.experiment.config import Plan
+from feddle.experiment.federation import Federation, PartitionedClients
 from feddle.experiment.run import Run
 from feddle.learning.examples import Images
 from feddle.learning.models import CNN

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 
 from feddle.core.search import Found, LbfgsSearch, Objective, PaperSearch, Search, SearchSpace, full_pass
-from feddle.experiment.build import build_federation
+from feddle.experiment.federation import build_federation
 from feddle.experiment.load import load_config
 from feddle.experiment.run import Run
 from feddle.learning.objectives import TaskObjective

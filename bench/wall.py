@@ -18,7 +18,7 @@ import torch
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.experiment.build import build_federation
+from feddle.experiment.federation import build_federation
 from feddle.experiment.load import load_config
 from feddle.experiment.run import Run
 from feddle.runtimes.trainers import Trainer

@@ -18,14 +18,15 @@ SMALL: dict[str, Any] = {
     "rounds": 8,
     "workers": 0,
     "clients": {"count": 16, "per_round": 4},
-    "data": {"name": "digits", "image_size": 28, "channels": 1, "partition": {"alpha": 1.0}, "server": {"samples": 20}},
+    "data": {"name": "digits", "image_size": 28, "channels": 1, "partition": {"alpha": 1.0}, "server": {"samples": 50}},
     "model": {"name": "cnn", "channels": [4, 4, 4], "hidden": 16},  # 1098 weights: enough for files of their own
     "training": {"epochs": 1, "batch_size": 128},
     "delays": {"sigma": 1.5, "per": "job"},
     "evaluation": {"every": 4},
     "checkpoint": {"every": 1},
 }
-# buffers that are full in no rhythm with the rounds, an atlas that must give up anchors, epochs in most rounds
+# buffers that are full in no rhythm with the rounds, an atlas that must give up anchors, epochs in most rounds, two
+# batches of server data: so that all that is remembered matters
 METHODS: dict[str, dict[str, Any]] = {
     "feddle": {"name": "feddle", "atlas_size": 6},
     "feddle-fifo": {"name": "feddle", "atlas_size": 6, "eviction": "fifo"},

@@ -28,7 +28,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.search import LbfgsSearch, PaperSearch
 from feddle.experiment import config as cfg
 from feddle.experiment import methods
-from feddle.experiment.build import build_federation
+from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import run_config
 from feddle.experiment.load import load_config, parse_config
 from feddle.experiment.reference import reference
@@ -37,7 +37,7 @@ from feddle.learning import datasets
 from feddle.learning.machine import require_bfloat16
 from feddle.learning.training import Recipe
 from feddle.runtimes.simulation import Delays
-from feddle.runtimes.trainers import InlineTrainer
+from feddle.runtimes.trainers import ClientWork, InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.strategies.anchors import CalibratedAnchors
 from feddle.strategies.convex import into_simplex
@@ -81,7 +81,7 @@ def tiny_file(tmp_path: Path) -> Path:
 def test_defaults_are_the_papers_setting() -> None:
     config = parse_config({})
     assert (config.rounds, config.clients.count, config.clients.per_round) == (200, 500, 10)
-    assert config.data.server.samples == 1000
+    assert config.data.server.samples is None  # 1000 in-domain, all images of another data set
     assert isinstance(config.method, methods.Feddle)
 
 
@@ -265,14 +265,18 @@ def test_center_trains_no_client(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_feddf_takes_data_of_another_domain_and_so_does_feddle() -> None:
-    config = tiny(
-        method="feddf", data={**TINY["data"], "name": "fashion-mnist", "server": {"name": "digits", "samples": 50}}
-    )
+    outside = {"name": "digits", "samples": 50}
+    config = tiny(method="feddf", data={**TINY["data"], "name": "fashion-mnist", "server": outside})
     federation = build_federation(config)
     assert federation.server is not None
     assert federation.test is not None
     assert (federation.out_of_domain, len(federation.server), len(federation.test)) == ("digits", 50, 10_000)
     assert federation.server.take(torch.arange(2))[0].shape == (2, 1, 28, 28)
+    noisy = build_federation(tiny(data={**config.data.model_dump(), "server": {**outside, "label_noise": 0.2}}))
+    assert noisy.server is not None
+    (images, wrong), (same, right) = (server.take(torch.arange(50)) for server in (noisy.server, federation.server))
+    assert int((wrong != right).sum()) == 10
+    assert torch.equal(images, same)
     distilled = Run(config, federation)
     distilled.go()
     assert any("distillation_loss" in line for line in distilled.history)
@@ -366,6 +370,7 @@ def test_every_option_reaches_what_it_is_for() -> None:
     assert strategy.fallback == FedAsyncFallback(alpha=0.9, exponent=0.1)
     assert strategy.search == PaperSearch(lr=0.5, epochs=3, batch_size=9)
     assert isinstance(built.trainer, InlineTrainer)
+    assert isinstance(built.trainer.work, ClientWork)
     assert built.trainer.work.recipe == Recipe("sgd", 0.25, 4, 6, 0.125)
     assert built.simulation.delays == Delays(3.0, "job", 0)
     clean = parts({})
@@ -426,6 +431,7 @@ def test_a_cpu_that_dies_of_bfloat16_is_told_before_the_run(tmp_path: Path, monk
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
     trainer = Run(config, build_federation(config)).trainer
     assert isinstance(trainer, InlineTrainer)
+    assert isinstance(trainer.work, ClientWork)
     assert trainer.work.recipe.precision == "bfloat16"
     require_bfloat16.cache_clear()
 

@@ -290,14 +290,17 @@ def test_the_best_accuracy_is_bold(tmp_path: Path) -> None:
 
 def test_the_page_shows_all_parts(tmp_path: Path) -> None:
     make_run(tmp_path / "r" / "a", "feddle", [0.5, 0.8], [0.3, -0.1, 0.2, 0.1])
-    make_run(tmp_path / "r" / "b c", "fedbuff", [0.5, 0.7], result={"finished": False, "refused": {"NaN": 3}})
+    privacy = {"unit": "client", "updates": 7, "epsilon": 14.1912, "delta": 1e-5}
+    spent = "privacy spent: ε = 14.2 at δ = 1e-05 by the client with the most updates (7)"
+    odd = {"finished": False, "refused": {"NaN": 3}, "privacy": privacy}
+    make_run(tmp_path / "r" / "b c", "fedbuff", [0.5, 0.7], result=odd)
     html = written([tmp_path / "r"], tmp_path / "new" / "place")
     document = Document(html)
     assert document.inside("h1") == ["feddle leads by 10.0 points"]
     assert {"feddle", "80.0%"} <= set(document.inside("strong"))
     assert "70.0%" in document.inside("td")
     assert "25.0%" in document.inside("td")
-    assert {"interrupted, round 2", "updates refused: NaN (3)"} <= set(document.inside("small"))
+    assert {"interrupted, round 2", "updates refused: NaN (3)", spent} <= set(document.inside("small"))
     assert f"feddle run '{tmp_path}/r/b c/config.yaml'" in document.inside("code")
     assert "Results written by feddle 0.1.0, torch 2.13.0." in document.inside("p")
     assert [len(drawings(html, kind)) for kind in ("curves", "strip")] == [2, 2]

@@ -22,12 +22,13 @@ from torch import nn
 
 from feddle.cli.main import main
 from feddle.core.errors import FeddleError
-from feddle.experiment.build import build_federation
 from feddle.experiment.checkpoint import MANIFEST, Checkpoint
+from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import RunFolder, resume_run, run_config
 from feddle.experiment.run import Line, Run
 from feddle.learning.decoders import Unusable
 from feddle.runtimes.workers import WorkerPool
+from feddle.server import ENOUGH
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need fork")
@@ -53,7 +54,7 @@ class CutError(Exception):
     """Stops a run."""
 
 
-def cut_after(rounds: int, folder: Path, method: str, **changes: Any) -> None:
+def cut_after(rounds: int, folder: Path, method: str, /, **changes: Any) -> None:
     def listener(line: Line) -> None:
         if line["round"] == rounds:
             raise CutError
@@ -159,6 +160,36 @@ def test_what_is_no_part_of_the_weights_is_kept_too() -> None:
     end = again.state_dict()
     assert states[-1].keys() == end.keys()
     assert all(torch.equal(t, end[n]) for n, t in states[-1].items())
+
+
+# what the server remembers of norms, what clients do to their updates, and what is measured beside
+SETTINGS: dict[str, dict[str, Any]] = {
+    "norms": {"checks": {"max_norm_ratio": 1.05}},
+    "random": {"attack": {"name": "random", "share": 0.5}},
+    "label-flip": {"attack": {"name": "label-flip", "share": 0.5}},
+    "private": {"privacy": {"noise_multiplier": 0.01}},
+    "all": {
+        "attack": {"name": "sign-flip", "share": 0.3},
+        "privacy": {"noise_multiplier": 0.01},
+        "diagnostics": {"every": 2, "clients": 3},
+    },
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_checks_attacks_and_privacy_go_on_too(tmp_path: Path, setting: str) -> None:
+    changes: dict[str, Any] = {"rounds": 14, **SETTINGS[setting]}
+    run_config(small("feddle", checkpoint={"every": 0}, **changes), tmp_path / "whole", quiet=True)
+    cut_after(10, tmp_path / "run", "feddle", checkpoint={"every": 8}, **changes)
+    saved = Checkpoint(tmp_path / "run" / "checkpoint").state()
+    assert len(saved["server.norms"]) >= ENOUGH, "so that the bound counts at once"
+    resume_run(tmp_path / "run", quiet=True)
+    assert kept(tmp_path / "run") == kept(tmp_path / "whole")
+    result = kept(tmp_path / "run")["result"]
+    if setting == "norms":
+        assert result["refused"]["too long"] > 0
+    if "privacy" in changes:
+        assert result["privacy"]["updates"] > saved["server.jobs_of"][:, 1].max() > 1, "jobs before the stop count"
 
 
 # --- killed

@@ -1,12 +1,15 @@
 """The server core: versions, pins, checks."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from feddle.core.messages import Job, Update
 from feddle.server import Server
 from feddle.strategies.fedavg import FedAvg
-from three_numbers import close, weights
+from three_numbers import close, state, weights
 
 
 def update(job: Job, *delta: float, examples: int = 1) -> Update:
@@ -47,35 +50,116 @@ def test_jobs_of_a_client_are_numbered() -> None:
     assert [core.dispatch(4).number, core.dispatch(5).number, core.dispatch(4).number] == [0, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("delta", "examples", "reason"),
-    [
-        ((1.0, 2.0), 1, "wrong length"),
-        ((1.0, float("nan"), 0.0), 1, "not finite"),
-        ((1.0, float("inf"), 0.0), 1, "not finite"),
-        ((1e30, 0.0, 0.0), 1, "not finite"),  # its norm overflows
-        ((1.0, 0.0, 0.0), 0, "no examples"),
-        ((1.0, 0.0, 0.0), -3, "no examples"),
-    ],
-)
-def test_a_bad_update_is_refused_counted_and_changes_nothing(
-    delta: tuple[float, ...], examples: int, reason: str
-) -> None:
-    core = server()
-    assert not core.receive(update(core.dispatch(1), *delta, examples=examples))
-    assert not core.advance()
-    assert core.refused == {reason: 1}
-    assert close(core.model.vector, 0.0, 0.0, 0.0)
+def bad(job: Job, **fields: Any) -> Update:
+    """An update of (1, 0, 0) with some fields replaced by whatever a client may send."""
+    return replace(update(job, 1.0, 0.0, 0.0), **fields)
 
 
-def test_a_job_that_is_not_in_flight_is_refused() -> None:
+NAN, INF = float("nan"), float("inf")
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"delta": torch.zeros(2)}, "wrong length"),
+    ({"delta": torch.zeros(1, 3)}, "wrong length"),
+    ({"buffers": torch.zeros(1)}, "wrong length"),
+    ({"delta": torch.tensor([1.0, NAN, 0.0])}, "not a number"),
+    ({"delta": torch.tensor([INF, NAN, 0.0])}, "not a number"),
+    ({"delta": torch.tensor([1.0, -INF, 0.0])}, "infinite"),
+    ({"delta": torch.tensor([1e30, 0.0, 0.0])}, "too long"),  # its norm overflows
+    ({"delta": [1.0, 0.0, 0.0]}, "wrong type"),
+    ({"delta": None}, "wrong type"),
+    ({"delta": torch.zeros(3, dtype=torch.float64)}, "wrong type"),
+    ({"delta": torch.zeros(3, dtype=torch.int32)}, "wrong type"),
+    ({"delta": torch.zeros(3).to_sparse()}, "wrong type"),
+    ({"delta": torch.zeros(3, device="meta")}, "wrong type"),
+    ({"delta": torch.zeros(3, requires_grad=True)}, "wrong type"),
+    ({"digest": "another"}, "wrong layout"),
+    ({"digest": None}, "wrong layout"),
+    *(
+        ({"num_examples": n}, "bad example count")
+        for n in (0, -3, True, 1.0, NAN, "7", None, 10**12 + 1, 10**400, [1], torch.tensor(1))
+    ),
+    ({"metrics": {"loss": NAN}}, "bad metrics"),
+    ({"metrics": {"loss": "low"}}, "bad metrics"),
+    ({"metrics": {"loss": 10**400}}, "bad metrics"),
+    ({"metrics": [1.0]}, "bad metrics"),
+]
+
+
+@pytest.mark.parametrize(("fields", "reason"), BAD, ids=[f"{r}-{i}" for i, (_, r) in enumerate(BAD)])
+def test_a_bad_update_is_refused_counted_and_changes_nothing(fields: dict[str, Any], reason: str) -> None:
     core = server()
     job = core.dispatch(1)
-    assert core.receive(update(job, 1.0, 0.0, 0.0))
-    assert not core.receive(update(job, 1.0, 0.0, 0.0)), "a duplicate"
-    assert not core.receive(update(Job(9, 0, 5), 1.0, 0.0, 0.0)), "never sent"
-    assert core.refused == {"not in flight": 2}
-    assert len(core.advance()) == 1
+    before = state(core)
+    assert not core.receive(bad(job, **fields))
+    assert core.refused == {reason: 1}
+    assert state(core) == before
+    assert core.receive(update(job, 1.0, 0.0, 0.0)), "the job's own update may still come"
+
+
+def test_running_statistics_are_checked_too() -> None:
+    core = Server(weights(0.0, 0.0, 0.0, buffers=[1.0]), FedAvg("add_deltas"))
+    job = core.dispatch(1)
+    for value, reason in ((NAN, "not a number"), (INF, "infinite")):
+        assert not core.receive(bad(job, buffers=torch.tensor([value])))
+        assert core.refused[reason] == 1
+    assert core.receive(bad(job, buffers=torch.tensor([2.0])))
+
+
+def test_a_layout_must_be_named() -> None:
+    core = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), digest="ours")
+    job = core.dispatch(1)
+    assert not core.receive(bad(job))
+    assert not core.receive(bad(job, digest="theirs"))
+    assert core.refused == {"wrong layout": 2}
+    assert core.receive(bad(job, digest="ours"))
+
+
+def test_jobs_that_are_not_in_flight_are_refused_by_their_reasons() -> None:
+    core = server()
+    first, second, gone = core.dispatch(1), core.dispatch(2), core.dispatch(3)
+    core.forget(gone)
+    assert core.receive(update(first, 1.0, 0.0, 0.0))
+    before = state(core)
+    strangers: list[tuple[Any, str]] = [
+        (first, "duplicate"),
+        (gone, "not in flight"),
+        (Job(9, 0, 0), "never sent"),  # no such client
+        (Job(2, 1, 0), "never sent"),  # its second job
+        (Job(2, -1, 0), "never sent"),
+        (Job(2, 0, 5), "wrong version"),
+        (Job(2, 0, -1), "wrong version"),
+        (Job(2, 0, False), "never sent"),  # False is 0 for Python
+        (Job(2.0, 0, 0), "never sent"),  # type: ignore[arg-type]
+        (Job([2], 0, 0), "never sent"),  # type: ignore[arg-type]
+        (None, "never sent"),
+    ]
+    for job, reason in strangers:
+        counted = core.refused[reason]
+        assert not core.receive(bad(job))
+        assert core.refused[reason] == counted + 1
+        assert state(core) == before
+    assert core.receive(update(second, 1.0, 0.0, 0.0))
+    assert len(core.advance()) == 2
+
+
+def test_a_norm_is_bounded_by_the_median_of_those_last_accepted() -> None:
+    core = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=5.0)
+    # 19 updates of norm 1 and 19 of norm 3: the bound applies from the 20th on
+    assert core.receive(update(core.dispatch(0), 1000.0, 0.0, 0.0)), "too few to compare with"
+    for i in range(19):
+        assert core.receive(update(core.dispatch(1), 1.0 if i % 2 else 3.0, 0.0, 0.0))
+    # norms: 1000, ten of 3, nine of 1: the median is 3, the bound 15
+    job = core.dispatch(2)
+    assert not core.receive(update(job, 0.0, 15.5, 0.0))
+    assert core.refused == {"too long": 1}
+    assert core.receive(update(job, 0.0, 14.5, 0.0))
+    for _ in range(100):
+        assert core.receive(update(core.dispatch(3), 0.0, 0.0, 10.0)), "the median follows"
+    assert core.receive(update(core.dispatch(3), 0.0, 0.0, 49.0))
+    assert len(core._norms) == 100
+    free = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"))
+    for _ in range(50):
+        free.receive(update(free.dispatch(1), 1.0, 0.0, 0.0))
+    assert free.receive(update(free.dispatch(1), 1e9, 0.0, 0.0))
 
 
 def test_a_zero_update_is_counted() -> None:
@@ -83,3 +167,48 @@ def test_a_zero_update_is_counted() -> None:
     assert core.receive(update(core.dispatch(1), 0.0, 0.0, 0.0))
     assert core.zero_updates == 1
     assert not core.advance(), "it says nothing, so no strategy sees it"
+
+
+def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_have() -> None:
+    first, second = (Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=5.0) for _ in range(2))
+    early = first.dispatch(7)
+    for i in range(120):  # more than are remembered; the last hundred alternate between 0.1 and 0.3
+        last = first.dispatch(1)
+        assert first.receive(update(last, 100.0 if i < 20 else 0.1 if i % 2 else 0.3, 0.0, 0.0))
+    assert not first.receive(update(last, 0.1, 0.0, 0.0))
+    first.advance()
+    second.load_state_dict(first.state_dict())
+    assert state(second) == state(first)
+    assert second.refused == first.refused == {"duplicate": 1}
+    assert second.most_jobs == 120, "what ε is computed from"
+    for core in (first, second):
+        assert not core.receive(update(last, 0.1, 0.0, 0.0))
+        assert not core.receive(update(early, 1.1, 0.0, 0.0))  # the median is 0.2, the bound 1
+        assert core.refused == {"duplicate": 2, "too long": 1}
+        assert core.receive(update(early, 0.9, 0.0, 0.0))
+        assert core.dispatch(1).number == 120
+    assert state(second) == state(first)
+
+
+def test_a_restored_server_goes_on_the_same() -> None:
+    core = server()
+    faulty, zero, slow = core.dispatch(1), core.dispatch(2), core.dispatch(3)
+    core.receive(update(faulty, float("nan"), 0.0, 0.0))
+    core.forget(faulty)
+    core.receive(update(zero, 0.0, 0.0, 0.0))
+    core.receive(update(core.dispatch(4), 1.0, 0.0, 0.0))
+    core.advance()
+    late = core.dispatch(1)
+    restored = server()
+    restored.load_state_dict(core.state_dict())
+    for one in (core, restored):
+        assert (one.version, one.refused, one.zero_updates) == (1, {"not a number": 1}, 1)
+        assert not one.receive(update(faulty, 1.0, 0.0, 0.0)), "it is no longer in flight"
+        assert one.dispatch(1).number == 2
+        assert close(one.start_of(slow).vector, 0.0, 0.0, 0.0)
+        assert close(one.start_of(late).vector, 1.0, 0.0, 0.0)
+        assert one.receive(update(slow, 0.0, 4.0, 0.0))
+        assert sorted(one._pinned) == [1], "version 0 is freed with its last job"
+        [arrival] = one.advance()
+        assert arrival.staleness == 1
+        assert close(one.model.vector, 1.0, 4.0, 0.0)

@@ -137,3 +137,25 @@ def test_every_job_returns_once_and_nothing_stays_pinned_that_is_not_needed(
     assert len(world.server._in_flight) == in_flight == len(world._busy)
     assert set(world.server._pinned) == {job.version for _, _, job, _ in world._queue}
     assert all(s.dispatched <= per_round for s in steps)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 8), st.booleans())
+def test_a_restored_simulation_goes_on_the_same(delays: list[int], per_round: int, rounds: int, discard: bool) -> None:
+    late: Late = "discard" if discard else "add_deltas"
+    (world, log), (restored, again) = (
+        simulation(delays, per_round=min(per_round, len(delays)), late=late) for _ in range(2)
+    )
+    for _ in range(rounds):
+        world.step()
+    restored.load_state_dict(world.state_dict())
+    log.log.clear()
+    again.log.clear()
+    for _ in range(10):
+        one, other = world.step(), restored.step()
+        assert (one.dispatched, one.returned) == (other.dispatched, other.returned)
+        assert [(a.update.job, a.staleness) for a in one.arrivals] == [
+            (a.update.job, a.staleness) for a in other.arrivals
+        ]
+    assert again.log == log.log, "the same clients from the same models, in the same order"
+    assert torch.equal(world.server.model.vector, restored.server.model.vector)

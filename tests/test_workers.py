@@ -17,7 +17,7 @@ import feddle
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.runtimes.worker_process import Work
+from feddle.runtimes.trainers import Work
 from feddle.runtimes.workers import SharedObjective, WorkerPool
 from feddle.strategies.feddle import Feddle
 from three_numbers import weights
@@ -27,7 +27,7 @@ START = weights(1.0, 2.0, 3.0, buffers=[4.0])
 
 
 def double(job: Job, start: Weights) -> Update:
-    return Update(job, start.vector * 2 + job.client, start.buffers + 1, 10 + job.client, {"loss": 0.5})
+    return Update(job, start.vector * 2 + job.client, start.buffers + 1, 10 + job.client, {"loss": 0.5}, "layout")
 
 
 def pool(work: Work, workers: int = 2, *, horizon: int = 100, ahead: int = 100) -> WorkerPool:
@@ -58,6 +58,7 @@ def test_results_come_back_whole_in_any_order(workers: int) -> None:
             assert torch.equal(update.delta, expected.delta)
             assert torch.equal(update.buffers, expected.buffers)
             assert (update.job, update.num_examples, update.metrics) == (job, 10 + job.client, {"loss": 0.5})
+            assert update.digest == "layout"
     assert not multiprocessing.active_children()
 
 

@@ -1,7 +1,9 @@
 """Three-number models: small enough to work out every merge by hand."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job, Update
 from feddle.learning.examples import Examples, FromDataset
 from feddle.learning.workbench import Workbench
+from feddle.server import Server
 
 
 def weights(*vector: float, buffers: Sequence[float] = ()) -> Weights:
@@ -55,6 +58,29 @@ class Quadratic:
 
     def each(self, point: Weights, batches: Sequence[Tensor]) -> list[tuple[float, Tensor]]:
         return [self.loss_and_gradient(point, examples) for examples in batches]
+
+
+def state(core: Server) -> Any:
+    """Everything that a server holds but the count of what it refused, as values that can be compared."""
+    return {name: _plain(value) for name, value in vars(core).items() if name != "refused"}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Tensor():
+            return value.dtype, tuple(value.shape), value.detach().clone().numpy().tobytes()
+        case dict():
+            return {key: _plain(each) for key, each in value.items()}
+        case list() | tuple() | deque():
+            return [_plain(each) for each in value]
+        case set():
+            return frozenset(value)
+        case None | bool() | int() | float() | str() | Job():
+            return value
+        case _ if hasattr(value, "state_dict"):
+            return _plain(value.state_dict())
+        case _:
+            return type(value).__name__, _plain(vars(value))
 
 
 def close(got: Tensor, *expected: float) -> bool:

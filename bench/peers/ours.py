@@ -9,7 +9,7 @@ from settings import workload_config
 from workload import Clock, Workload, load, write_result
 
 from feddle.core.messages import Job
-from feddle.experiment.build import build_federation
+from feddle.experiment.federation import build_federation
 from feddle.experiment.run import Run
 
 

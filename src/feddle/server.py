@@ -1,15 +1,19 @@
 """The server core, shared by every runtime: it knows neither time nor transport."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
 
+from feddle.core.checks import fault_of_form, fault_of_values, is_job, norm
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Job, Update
 from feddle.strategies.strategy import Strategy, above, below
+
+RECENT, ENOUGH = 100, 20  # accepted updates whose norms make the median: at most, and at least
 
 
 @dataclass
@@ -23,14 +27,21 @@ class _Pinned:
 class Server:
     """Versions of the model, jobs in flight, and what has arrived for the next merge.
 
-    A version is made each round, whether the model changed or not. Updates are checked here: a bad one is refused,
-    counted by reason in `refused`, and changes nothing. An update of norm zero says
-    nothing: it is counted, and no strategy sees it.
+    A version is made each round, whether the model changed or not. Updates are hostile until checked: a bad one is
+    refused, counted by reason in `refused`, and changes nothing else; its job stays in flight, so that nobody can end a
+    job in another's name. An update of norm zero says nothing: it is counted, and no strategy sees it.
+
+    `digest` is that of the model's layout, which every update must name. `max_norm_ratio` bounds an update's norm by
+    the median of those last accepted, once there are enough of them.
     """
 
-    def __init__(self, model: Weights, strategy: Strategy) -> None:
+    def __init__(
+        self, model: Weights, strategy: Strategy, *, digest: str = "", max_norm_ratio: float | None = None
+    ) -> None:
         self.model = model
         self.strategy = strategy
+        self.digest = digest
+        self.max_norm_ratio = max_norm_ratio
         self.version = 0
         self.refused: Counter[str] = Counter()
         self.zero_updates = 0
@@ -38,6 +49,8 @@ class Server:
         self._pinned: dict[int, _Pinned] = {}
         self._jobs_of: Counter[int] = Counter()
         self._arrivals: list[Arrival] = []
+        self._last_received: dict[int, Job] = {}  # by client
+        self._norms: deque[float] = deque(maxlen=RECENT)  # of the updates last accepted, oldest first
 
     def dispatch(self, client: int) -> Job:
         """Start a job for a client from the current version."""
@@ -48,24 +61,29 @@ class Server:
         pinned.jobs += 1
         return job
 
+    @property
+    def most_jobs(self) -> int:
+        """The number of jobs of the client that has had the most."""
+        return max(self._jobs_of.values(), default=0)
+
     def start_of(self, job: Job) -> Weights:
         """The model that a job in flight began from."""
         return self._pinned[job.version].weights
 
     def receive(self, update: Update) -> bool:
         """Take in a client's update; False if it was refused."""
-        if update.job not in self._in_flight:
-            self.refused["not in flight"] += 1
-            return False
-        start = self.start_of(update.job)
-        self.forget(update.job)
         if reason := self._fault(update):
             self.refused[reason] += 1
             return False
-        if not torch.linalg.vector_norm(update.delta):
+        job, length = update.job, norm(update).item()
+        start = self.start_of(job)
+        self.forget(job)
+        self._last_received[job.client] = job
+        if not length:
             self.zero_updates += 1
             return True
-        self._arrivals.append(Arrival(update, self.version - update.job.version, start))
+        self._norms.append(length)
+        self._arrivals.append(Arrival(update, self.version - job.version, start))
         return True
 
     def forget(self, job: Job) -> None:
@@ -95,8 +113,10 @@ class Server:
             **above("refused.", {reason: torch.tensor(count) for reason, count in self.refused.items()}),
             "zero_updates": torch.tensor(self.zero_updates),
             "version": torch.tensor(self.version),
-            "in_flight": torch.tensor(sorted(astuple(j) for j in self._in_flight), dtype=torch.int64).view(-1, 3),
+            "in_flight": _as_rows(self._in_flight),
+            "last_received": _as_rows(self._last_received.values()),
             "jobs_of": torch.tensor(list(self._jobs_of.items()), dtype=torch.int64).view(-1, 2),
+            "norms": torch.tensor(self._norms, dtype=torch.float64),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -112,15 +132,38 @@ class Server:
         self.refused = Counter({reason: int(count) for reason, count in below("refused.", state).items()})
         self._jobs_of = Counter(dict(state["jobs_of"].tolist()))
         self._in_flight = {Job(*row) for row in state["in_flight"].tolist()}
+        self._last_received = {row[0]: Job(*row) for row in state["last_received"].tolist()}
+        self._norms = deque(state["norms"].tolist(), RECENT)
         needed = Counter(job.version for job in self._in_flight)
         self._pinned = {version: _Pinned(weights(f"pinned.{version}"), jobs) for version, jobs in needed.items()}
         self.strategy.load_state_dict(below("strategy.", state))
 
     def _fault(self, update: Update) -> str | None:
-        if update.delta.shape != self.model.vector.shape or update.buffers.shape != self.model.buffers.shape:
-            return "wrong length"
-        if not (bool(torch.linalg.vector_norm(update.delta).isfinite()) and bool(update.buffers.isfinite().all())):
-            return "not finite"  # its norm must be finite too
-        if update.num_examples <= 0:
-            return "no examples"
-        return None
+        """Why an update is refused, or None."""
+        return (
+            self._fault_of_job(update.job)
+            or fault_of_form(update, self.model, self.digest)
+            or fault_of_values(update)
+            or self._fault_of_norm(update)
+        )
+
+    def _fault_of_job(self, job: Job) -> str | None:
+        if not is_job(job) or job.number not in range(self._jobs_of.get(job.client, 0)):
+            return "never sent"
+        if job in self._in_flight:
+            return None
+        if job == self._last_received.get(job.client):
+            return "duplicate"
+        if any((job.client, job.number) == (other.client, other.number) for other in self._in_flight):
+            return "wrong version"
+        return "not in flight"
+
+    def _fault_of_norm(self, update: Update) -> str | None:
+        if self.max_norm_ratio is None or len(self._norms) < ENOUGH:
+            return None
+        return "too long" if norm(update).item() > self.max_norm_ratio * median(self._norms) else None
+
+
+def _as_rows(jobs: Iterable[Job]) -> Tensor:
+    """Jobs (n, 3), in order."""
+    return torch.tensor(sorted(astuple(job) for job in jobs), dtype=torch.int64).view(-1, 3)

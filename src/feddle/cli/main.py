@@ -158,9 +158,13 @@ def _show(folders: Sequence[Path], page: Path) -> None:
     from feddle.report.page import write_page
     from feddle.report.records import read_runs
     from feddle.report.table import summary_table
+    from feddle.report.words import remarks
 
     records = read_runs(folders)
     Console().print(summary_table(records))
+    for record in records:
+        for remark in remarks(record):
+            click.echo(f"{record.label}: {remark}")
     click.echo(f"Report: {write_page(records, page)}")
 
 

@@ -26,6 +26,7 @@ class Update:
     buffers: Tensor
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    digest: str = ""  # of the layout that delta and buffers are told in
 
 
 @dataclass(frozen=True, eq=False)

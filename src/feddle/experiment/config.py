@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from feddle.experiment.methods import Feddle, Method
 from feddle.experiment.strict import Count, NonNegative, Positive, Share, Strict, choice, no_bool
+from feddle.experiment.threats import Attack, Checks, NoAttack, Privacy
 
 
 class Clients(Strict):
@@ -47,11 +48,13 @@ class ServerData(Strict):
     samples: int | None = Field(
         None,
         ge=0,
+        le=100_000_000,
         strict=True,
         description="its images; in-domain they come from the test set, and the rest measures accuracy; by default "
         "1000, or all training images of another data set",
     )
     samples_per_round: Count = Field(2000, description="of these, how many a round uses at most, drawn anew each time")
+    label_noise: Share = Field(0.0, description="share of the server's labels replaced by another class")
 
 
 class Data(Strict):
@@ -59,7 +62,7 @@ class Data(Strict):
 
     name: str = Field("fashion-mnist", description="see `feddle data list`")
     folder: str | None = Field(None, description="where the official files are, if not to be fetched")
-    image_size: int = Field(32, ge=8, strict=True, description="images are resized to this, bilinear")
+    image_size: int = Field(32, ge=8, le=4096, strict=True, description="images are resized to this, bilinear")
     channels: Annotated[Literal[1, 3], BeforeValidator(no_bool)] = Field(
         3, description="3: grey images are repeated, so that one model takes any set"
     )
@@ -75,7 +78,7 @@ class Cnn(Strict):
     channels: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((32, 64, 64), description="of the convolutions")
     hidden: Count = Field(512, description="width of the first linear layer")
     padding: bool = Field(True, description="whether convolutions keep the image's size")
-    pools: int = Field(3, ge=0, strict=True, description="2×2 pooling follows this many of the convolutions")
+    pools: int = Field(3, ge=0, le=1000, strict=True, description="2×2 pooling follows this many of the convolutions")
 
 
 class Training(Strict):
@@ -119,7 +122,9 @@ class Diagnostics(Strict):
 class Plan(Strict):
     """Everything about a run but its model and data."""
 
-    seed: int = Field(0, ge=0, strict=True, description="sets initial weights, sampling, delays and partition")
+    seed: int = Field(
+        0, ge=0, lt=2**63, strict=True, description="sets initial weights, sampling, delays and partition"
+    )
     rounds: Count = Field(200, description="K")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="`auto`, `cpu`, `cuda` or `mps`")
     workers: int | None = Field(
@@ -134,6 +139,9 @@ class Plan(Strict):
     delays: Delays = Delays()
     evaluation: Evaluation = Evaluation()
     diagnostics: Diagnostics | None = Field(None, description="extra measurements, by default none; `{}` for some")
+    checks: Checks = Checks()
+    attack: Attack = NoAttack()
+    privacy: Privacy | None = None
     method: Method = Feddle()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.experiment.build import Federation
+from feddle.experiment.federation import Federation
 from feddle.learning.objectives import TaskObjective
 from feddle.runtimes.trainers import Trainer
 
@@ -20,7 +20,11 @@ _REMEMBERED = 10  # true updates of earlier rounds
 
 
 class Diagnostics:
-    """Looks at a model with the eyes of some sampled clients; nothing of it reaches the run."""
+    """Looks at a model with the eyes of some sampled clients; nothing of it reaches the run.
+
+    What the clients would send is looked at, attackers' poison and private clients' noise included; it is never sent,
+    so ε does not count it. Gradients are taken of the clients' data as it is.
+    """
 
     def __init__(
         self,
@@ -50,13 +54,14 @@ class Diagnostics:
         return self._updates(number, model, chosen) | self._gradients(model, chosen) | self._norms(model, arrivals)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The true updates of earlier looks, oldest first."""
-        return {f"earlier.{i}": update for i, update in enumerate(self._earlier)}
+        """The true updates that later ones are compared with, oldest first."""
+        return {str(i): earlier for i, earlier in enumerate(self._earlier)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state."""
+        device = next(self.federation.model.parameters()).device
         self._earlier.clear()
-        self._earlier.extend(state[f"earlier.{i}"].clone() for i in range(len(state)))
+        self._earlier.extend(state[str(i)].to(device, copy=True) for i in range(len(state)))
 
     def _updates(self, number: int, model: Weights, chosen: np.ndarray) -> dict[str, Any]:
         """Cosines of clients' updates with the true update, Σ n_j/n Δ_j, and of true updates with earlier ones.

@@ -14,15 +14,15 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save
 
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.experiment.build import build_federation
 from feddle.experiment.checkpoint import Checkpoint
 from feddle.experiment.config import Config
 from feddle.experiment.durable import sync_file, sync_folder, write_whole
+from feddle.experiment.federation import build_federation
 from feddle.experiment.load import load_config
 from feddle.experiment.run import Line, Listener, Run
 from feddle.version import __version__
 
-_FORMAT = 1  # of what is in a checkpoint: one more when a state's names or meanings change
+_FORMAT = 2  # of what is in a checkpoint: one more when a state's names or meanings change
 _PATIENCE = 1.0  # seconds; the workers of a run that was killed may hold its lock for a moment
 
 
@@ -158,17 +158,17 @@ def _made_by(run: Run, config: Config) -> dict[str, Any]:
 
 
 def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> None:
+    for name in ("format", "feddle", "torch", "device"):  # first: with another feddle, the same file may mean more
+        if facts.get(name) != made[name]:
+            raise FeddleError(
+                f"the checkpoint in {path} was made with {name} {facts.get(name)}, this is {made[name]}; "
+                "go on with what it was made with, or start a new run"
+            )
     if facts.get("config") != made["config"]:
         raise FeddleError(
             f"{path / 'config.yaml'} has been changed since the checkpoint, so the run cannot go on; "
             "undo the change, or start a new run with it: feddle run"
         )
-    for name, here in made.items():
-        if facts.get(name) != here:
-            raise FeddleError(
-                f"the checkpoint in {path} was made with {name} {facts.get(name)}, this is {here}; "
-                "go on with what it was made with, or start a new run"
-            )
 
 
 def check_free(path: Path) -> None:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from feddle.core.errors import FeddleError
-from feddle.experiment.build import Federation
 from feddle.experiment.config import Plan
+from feddle.experiment.federation import Federation
 from feddle.experiment.load import explain
 from feddle.experiment.run import Listener, Run
 from feddle.learning.examples import Examples, as_examples
@@ -40,9 +40,9 @@ def simulate(
 
     `clients` is a torch dataset of (input, target) pairs for each client, `server` the server's own and `test` what
     accuracy is measured on; `server_classes` says that the server's labels are of another task, and how many there are.
-    `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`,
-    `evaluation`, `method` (a name, or a mapping with options) and `device`. A `strategy` of your own replaces `method`.
-    `scratch` is a folder for what does not fit in memory.
+    `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`,
+    `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. A
+    `strategy` of your own replaces `method`. `scratch` is a folder for what does not fit in memory.
     """
     tree: Mapping[str, Any] = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     try:

@@ -1,6 +1,7 @@
 """Reading configs from YAML files and the command line."""
 
 import difflib
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise FeddleError(f"{source}: {explain(error, tree)}") from error
+        raise FeddleError(f"{source}: {one_line(explain(error, tree))}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise FeddleError(f"no config file {path}{_suggest(path)}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise FeddleError(f"cannot read the config file {path}: {error}") from error
+        raise FeddleError(f"cannot read the config file {path}: {one_line(str(error))}") from error
     except yaml.YAMLError as error:
         raise FeddleError(f"{path} is not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(tree, dict | None):
@@ -66,7 +67,7 @@ def parse_yaml(text: str) -> Any:
 def _yaml_problem(error: yaml.YAMLError) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     where = f" at line {mark.line + 1}" if mark else ""
-    return str(problem or str(error).splitlines()[0]) + where
+    return one_line(str(problem or str(error).splitlines()[0])) + where
 
 
 def _suggest(path: Path) -> str:
@@ -124,5 +125,22 @@ def _problem(problem: ErrorDetails) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(expected)}"
         return f"unknown name {context['tag']!r}; {hint}"
     message = problem["msg"].removeprefix("Value error, ")
-    came = "" if problem["type"] in ("value_error", "missing") else f", got {problem['input']!r}"
+    came = "" if problem["type"] in ("value_error", "missing") else f", got {_shown(problem['input'])}"
     return message[0].lower() + message[1:] + came
+
+
+_BRIEF = reprlib.Repr()  # aliases in YAML can name each other until a value written out fills the memory
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother = 2, 80, 80
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _BRIEF.repr(value)
+    except ValueError:  # Python writes out no number of more than 4300 digits
+        return "a number of thousands of digits"
+
+
+def one_line(text: str, longest: int = 500) -> str:
+    """The text on one line that any terminal can show."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"

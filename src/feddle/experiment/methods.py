@@ -70,9 +70,7 @@ class Fadas(MethodConfig):
     beta1: Decay = Field(0.9, description="of the first moment")
     beta2: Decay = Field(0.99, description="of the second moment")
     epsilon: Positive = 1e-8
-    delay_threshold: int = Field(
-        10, ge=1, strict=True, description="beyond this staleness in the buffer, η is divided by it"
-    )
+    delay_threshold: Count = Field(10, description="beyond this staleness in the buffer, η is divided by it")
 
 
 class Center(MethodConfig):
@@ -111,7 +109,9 @@ class FedDF(MethodConfig):
     batch_size: Count = 32
     temperature: Positive = Field(1.0, description="of the teachers' and the student's softmax")
     average: Literal["logits", "losses"] = Field("logits", description="what is averaged over the teachers")
-    patience: int = Field(0, ge=0, strict=True, description="stop after so many epochs without a lower loss; 0: never")
+    patience: int = Field(
+        0, ge=0, le=100_000_000, strict=True, description="stop after so many epochs without a lower loss; 0: never"
+    )
 
 
 class Convex(MethodConfig):

@@ -14,13 +14,17 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
-from feddle.experiment.build import Federation, Parts, build_strategy
+from feddle.core.privacy import epsilon
+from feddle.experiment.build import Parts, build_strategy
+from feddle.experiment.clients import build_work
 from feddle.experiment.config import Plan
 from feddle.experiment.diagnostics import Diagnostics
+from feddle.experiment.federation import Federation
+from feddle.experiment.threats import NoAttack
 from feddle.learning.machine import one_thread, require_bfloat16
-from feddle.learning.training import Recipe, evaluate
+from feddle.learning.training import evaluate
 from feddle.runtimes.simulation import Delays, Round, Simulation
-from feddle.runtimes.trainers import ClientWork, InlineTrainer, Trainer
+from feddle.runtimes.trainers import InlineTrainer, Trainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.server import Server
 from feddle.strategies.strategy import Strategy, above, below
@@ -62,7 +66,8 @@ class Run:
         self.trainer = build_trainer(plan, federation, self.layout, model, device)
         pool = self.trainer if isinstance(self.trainer, WorkerPool) else None
         strategy = strategy or build_strategy(Parts(plan, federation, self.layout, device, scratch, pool))
-        self.server = Server(model, strategy)
+        ratio = plan.checks.max_norm_ratio
+        self.server = Server(model, strategy, digest=self.layout.digest, max_norm_ratio=ratio)
         self.simulation = start_simulation(plan, federation, self.server, self.trainer)
         self.diagnostics = build_diagnostics(plan, federation, self.layout, self.trainer)
 
@@ -87,11 +92,8 @@ class Run:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on after a stop but the history, as tensors; taken between rounds."""
         looked = {} if self.diagnostics is None else self.diagnostics.state_dict()
-        return {
-            **self.simulation.state_dict(),
-            **above("uncounted.", self._uncounted()),
-            **above("diagnostics.", looked),
-        }
+        uncounted = self._uncounted()
+        return {**self.simulation.state_dict(), **above("uncounted.", uncounted), **above("diagnostics.", looked)}
 
     def load_state_dict(self, state: Mapping[str, Tensor], history: Sequence[Line], seconds: float) -> None:
         """Go on from a saved state, with the history until then and the time that it took."""
@@ -163,9 +165,19 @@ class Run:
             "bytes_down": last.get("bytes_down", 0),
             "refused": dict(self.server.refused),
             "zero_updates": self.server.zero_updates,
+            "attack": None if isinstance(self.plan.attack, NoAttack) else self.plan.attack.model_dump(),
+            "privacy": self._spent(),
             "feddle": __version__,
             "torch": torch.__version__,
         }
+
+    def _spent(self) -> dict[str, Any] | None:
+        """What the client with the most jobs gave away; a job counts whether its update came back yet or not."""
+        privacy, jobs = self.plan.privacy, self.server.most_jobs
+        if privacy is None:
+            return None
+        spent = epsilon(jobs, privacy.noise_multiplier, privacy.delta)
+        return {"unit": "client", "updates": jobs, "epsilon": spent, "delta": privacy.delta}
 
 
 def start_simulation(plan: Plan, federation: Federation, server: Server, trainer: Trainer) -> Simulation:
@@ -201,8 +213,7 @@ def build_trainer(
     plan: Plan, federation: Federation, layout: Layout, model: Weights, device: str
 ) -> InlineTrainer | WorkerPool:
     """Worker processes where they help, else this process."""
-    recipe = Recipe(**plan.training.model_dump())
-    work = ClientWork(federation.model, layout, federation.clients, recipe, federation.loss, plan.seed)
+    work = build_work(plan, federation, layout)
     workers = resolve_workers(plan.workers, device)
     if not workers:
         return InlineTrainer(work)

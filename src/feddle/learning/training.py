@@ -104,7 +104,8 @@ def train_client(
             f"the training loss of client {job.client} became {value} (job from version {job.version}); "
             f"lower training.lr (now {recipe.lr:g})"
         )
-    return Update(job, end.vector - start.vector, end.buffers, len(examples), {} if value is None else {"loss": value})
+    metrics = {} if value is None else {"loss": value}
+    return Update(job, end.vector - start.vector, end.buffers, len(examples), metrics, layout.digest)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from feddle.report.markup import Markup, element, join
 from feddle.report.records import CONFIG, Record
 from feddle.report.strip import coefficient_charts
 from feddle.report.summary import NONE, Summary, duration, is_best, megabytes, percent, ranked
-from feddle.report.words import differences, facts, headline, refusals, setting, standing, versions
+from feddle.report.words import differences, facts, headline, remarks, setting, standing, versions
 
 # The browser itself then refuses every resource from outside.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -135,7 +135,7 @@ def _cell(heading: str, text: str, best: bool = False) -> Markup:
 def _remarks(each: Summary, summaries: Sequence[Summary]) -> Markup:
     own = facts(each.record)
     differing = [own[key] for key in differences([other.record for other in summaries]) if key in own]
-    texts = [", ".join(differing), refusals(each.record)]
+    texts = [", ".join(differing), *remarks(each.record)]
     return join(
         element("small", each.status, class_="status") if each.status else None,
         *(element("small", text) for text in texts if text),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from feddle.report.records import Record
+from feddle.report.records import Record, finite
 from feddle.report.summary import Summary, percent, points_between
 
 
@@ -66,6 +66,9 @@ def facts(record: Record) -> dict[str, str]:
         "delay": _phrase("delay σ = {}", sigma) + (f" per {per}" if sigma and per else ""),
         "rounds": _phrase("{} rounds", _value(config, "rounds")),
         "seed": _phrase("seed {}", _value(config, "seed")),
+        "attack": _attack(config),
+        "server labels": _share("{} of the server’s labels wrong", config, "data", "server", "label_noise"),
+        "privacy": _phrase("privacy noise z = {}", _value(config, "privacy", "noise_multiplier")),
     }
     return {key: phrase for key, phrase in phrases.items() if phrase}
 
@@ -78,6 +81,22 @@ def versions(records: Sequence[Record]) -> str:
         if found:
             named.append(f"{package} {_list(list(found))}")
     return f"Results written by {', '.join(named)}." if named else ""
+
+
+def remarks(record: Record) -> list[str]:
+    """What else is to be said of a run: the updates that its server refused, the privacy that its clients spent."""
+    return [text for text in (refusals(record), privacy_spent(record)) if text]
+
+
+def privacy_spent(record: Record) -> str:
+    """ε of the client that spent the most, or nothing."""
+    spent = record.result.get("privacy")
+    if not isinstance(spent, dict):
+        return ""
+    epsilon, delta, updates = (finite(spent.get(key)) for key in ("epsilon", "delta", "updates"))
+    if epsilon is None or delta is None or updates is None:
+        return ""
+    return f"privacy spent: ε = {epsilon:.3g} at δ = {delta:g} by the client with the most updates ({updates:g})"
 
 
 def refusals(record: Record) -> str:
@@ -132,11 +151,28 @@ def _partition(config: dict[str, Any]) -> str:
     return _phrase("{} partition", name)
 
 
-def _value(config: dict[str, Any], *keys: str) -> str:
-    """The text of a plain value inside nested sections, empty where it is missing."""
+def _attack(config: dict[str, Any]) -> str:
+    name, factor = (_value(config, "attack", key) for key in ("name", "factor"))
+    phrase = f"{name} attack" + (f" ×{factor}" if factor not in ("", "1") else "")
+    return _share(phrase + " by {} of the clients", config, "attack", "share") if name else ""
+
+
+def _share(pattern: str, config: dict[str, Any], *keys: str) -> str:
+    """A phrase about a share, empty where the share is missing or 0."""
+    share = finite(_found(config, *keys))
+    return pattern.format(f"{100 * share:g} %") if share else ""
+
+
+def _found(config: dict[str, Any], *keys: str) -> object:
     found: object = config
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
+    return found
+
+
+def _value(config: dict[str, Any], *keys: str) -> str:
+    """The text of a plain value inside nested sections, empty where it is missing."""
+    found = _found(config, *keys)
     if isinstance(found, bool) or not isinstance(found, str | int | float):
         return ""
     return f"{found:g}" if isinstance(found, float) else str(found)

@@ -73,10 +73,8 @@ class Simulation:
         for job, wasted in self._due(now):
             self._busy.remove(job.client)
             returned += 1
-            if wasted:
-                self.server.forget(job)
-            else:
-                self.server.receive(self.trainer.result(job))
+            if wasted or not self.server.receive(self.trainer.result(job)):
+                self.server.forget(job)  # the client is back, and has nothing else to send
         return Round(len(dispatched), returned, self.server.advance())
 
     def _sample(self, now: int) -> list[int]:

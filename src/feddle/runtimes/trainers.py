@@ -1,6 +1,6 @@
 """Who does the clients' work in a simulation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -13,6 +13,8 @@ from feddle.core.messages import Job, Update
 from feddle.core.seeds import seed_for
 from feddle.learning.examples import Examples
 from feddle.learning.training import Loss, Recipe, train_client
+
+Work = Callable[[Job, Weights], Update]  # what becomes of a job and the model that it starts from
 
 
 class Trainer(Protocol):
@@ -46,7 +48,7 @@ class ClientWork:
 class InlineTrainer:
     """Trains a job in this process when its result is wanted."""
 
-    def __init__(self, work: ClientWork) -> None:
+    def __init__(self, work: Work) -> None:
         self.work = work
         self._starts: dict[Job, Weights] = {}
 

@@ -3,7 +3,6 @@
 import json
 import mmap
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,11 +12,10 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
-from feddle.core.messages import Job, Update
+from feddle.core.messages import Job
 from feddle.core.search import Objective
 from feddle.learning.machine import one_thread
-
-Work = Callable[[Job, Weights], Update]
+from feddle.runtimes.trainers import Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,4 +75,4 @@ def _train(work: Work, job: Job, rows: Rows) -> dict[str, Any]:
         return {"failed": f"{type(error).__name__}: {error}"}
     rows.result.vector.copy_(update.delta)
     rows.result.buffers.copy_(update.buffers)
-    return {"examples": update.num_examples, "metrics": dict(update.metrics)}
+    return {"examples": update.num_examples, "metrics": dict(update.metrics), "digest": update.digest}

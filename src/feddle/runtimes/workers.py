@@ -26,7 +26,8 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.search import Objective
 from feddle.learning.objectives import TaskObjective
-from feddle.runtimes.worker_process import Rows, Work, serve
+from feddle.runtimes.trainers import Work
+from feddle.runtimes.worker_process import Rows, serve
 
 _ATTEMPTS = 2
 _HANDED_BACK = 10  # deaths before a job even began: it is not the job's fault, but something is very wrong
@@ -232,7 +233,7 @@ class WorkerPool:
         elif "failed" not in reply:
             result = worker.rows.result
             delta, buffers = result.vector.clone(), result.buffers.clone()
-            task.outcome = Update(task.job, delta, buffers, reply["examples"], reply["metrics"])
+            task.outcome = Update(task.job, delta, buffers, reply["examples"], reply["metrics"], reply["digest"])
         elif reply.get("final"):
             task.outcome = FeddleError(reply["failed"])
         else:

@@ -1,0 +1,73 @@
+"""What makes an update one that can be merged; its fields may hold anything, whatever their types say."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from feddle.core.layout import Weights
+from feddle.core.messages import Job, Update
+
+MOST_EXAMPLES = 10**12  # beyond it a count is no count, and would overflow in a sum
+LARGEST_METRIC = 1e300
+
+
+def fault_of_form(update: Update, model: Weights, digest: str) -> str | None:
+    """Why an update does not fit the model, or None: type, layout, length, examples, metrics."""
+    delta, buffers = update.delta, update.buffers
+    if not (_is_like(delta, model.vector) and _is_like(buffers, model.buffers)):
+        return "wrong type"
+    if update.digest != digest:
+        return "wrong layout"
+    if delta.shape != model.vector.shape or buffers.shape != model.buffers.shape:
+        return "wrong length"
+    if not _is_count(update.num_examples):
+        return "bad example count"
+    if not _are_metrics(update.metrics):
+        return "bad metrics"
+    return None
+
+
+def fault_of_values(update: Update) -> str | None:
+    """Why an update of the right form cannot be added to a model, or None; its norm must be finite too."""
+    if norm(update).isfinite() and update.buffers.isfinite().all():
+        return None
+    if update.delta.isnan().any() or update.buffers.isnan().any():
+        return "not a number"
+    if update.delta.isinf().any() or update.buffers.isinf().any():
+        return "infinite"
+    return "too long"
+
+
+def norm(update: Update) -> Tensor:
+    """‖Δ‖."""
+    length: Tensor = torch.linalg.vector_norm(update.delta)
+    return length
+
+
+def is_job(job: Any) -> bool:
+    """Whether this is a job with three whole numbers: True and 1.0 equal 1, but nobody was sent them."""
+    return type(job) is Job and all(type(n) is int for n in (job.client, job.number, job.version))
+
+
+def _is_like(value: Any, own: Tensor) -> bool:
+    """A plain dense tensor of the same type and on the same device."""
+    return (
+        type(value) is Tensor
+        and not value.is_nested
+        and value.layout is torch.strided
+        and (value.dtype, value.device) == (own.dtype, own.device)
+        and not value.requires_grad
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value <= MOST_EXAMPLES
+
+
+def _are_metrics(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        type(name) is str and type(number) in (int, float) and abs(number) <= LARGEST_METRIC
+        for name, number in value.items()
+    )

@@ -28,10 +28,10 @@ SMALL: dict[str, Any] = {
 # buffers that are full in no rhythm with the rounds, an atlas that must give up anchors, epochs in most rounds, two
 # batches of server data: so that all that is remembered matters
 METHODS: dict[str, dict[str, Any]] = {
-    "feddle": {"name": "feddle", "atlas_size": 6},
-    "feddle-fifo": {"name": "feddle", "atlas_size": 6, "eviction": "fifo"},
-    "feddle-calibrated": {"name": "feddle", "atlas_size": 6, "anchors": "calibrated"},
-    "feddle-adaptive": {"name": "feddle", "atlas_size": 6, "anchors": "adaptive"},
+    "feddle": {"name": "feddle", "atlas_size": 7},
+    "feddle-fifo": {"name": "feddle", "atlas_size": 7, "eviction": "fifo"},
+    "feddle-calibrated": {"name": "feddle", "atlas_size": 7, "anchors": "calibrated"},
+    "feddle-adaptive": {"name": "feddle", "atlas_size": 7, "anchors": "adaptive"},
     "fedbuff": {"name": "fedbuff", "buffer_size": 5},
     "fedavg": {"name": "fedavg", "late": "average_models"},
     "fedavg-discard": {"name": "fedavg", "late": "discard"},

@@ -123,6 +123,17 @@ def test_the_cache_says_when_there_is_no_room_and_who_is_too_many(
     assert close(cache.mean(), 1.0, 1.0, 1.0), "what could not be kept does not count"
 
 
+def test_a_restored_buffer_has_not_forgotten_its_largest_staleness() -> None:
+    # staleness 4 of the first passes the threshold of 1, so the step is a quarter; the second alone would pass nothing
+    whole, first, second = fadas(1), fadas(1), fadas(1)
+    late, fresh = arrival(4.0, 2.0, 1.0, staleness=4), arrival(4.0, 2.0, 1.0)
+    first.merge(MODEL, [late])
+    second.load_state_dict(first.state_dict())
+    stepped = second.merge(MODEL, [fresh]).vector
+    assert torch.equal(stepped, whole.merge(MODEL, [late, fresh]).vector)
+    assert not torch.equal(stepped, fadas(1).merge(MODEL, [fresh, fresh]).vector)
+
+
 def test_what_a_strategy_keeps_is_its_own() -> None:
     # a caller may use the memory of an update again: what was collected must not change with it
     for strategy in (ca2fl(), fadas()):

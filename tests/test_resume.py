@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +23,7 @@ from torch import nn
 
 from feddle.cli.main import main
 from feddle.core.errors import FeddleError
-from feddle.experiment.checkpoint import MANIFEST, Checkpoint
+from feddle.experiment.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import RunFolder, resume_run, run_config
 from feddle.experiment.run import Line, Run
@@ -233,6 +234,31 @@ def test_a_hundred_kill_points(tmp_path: Path, whole: Whole) -> None:
     assert killed >= 100, "too many came to their end before"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_long_run_stays_as_quick_and_as_small(tmp_path: Path) -> None:
+    rounds = 5000
+    config = small("feddle", rounds=rounds, checkpoint={"every": 50}, evaluation={"every": 100})
+    seconds, resident, sizes = [], [], []
+
+    def listener(_: Line) -> None:
+        seconds.append(time.process_time())  # the machine may have other work
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE"))
+        sizes.append(sum(path.stat().st_size for path in (tmp_path / "run" / "checkpoint").iterdir()))
+
+    run_config(config, tmp_path / "run", listener, quiet=True)
+    a_round = [after - before for before, after in pairwise(seconds)]
+    quarter = rounds // 4
+    first, last = (median(values) for values in (a_round[:quarter], a_round[-quarter:]))
+    grown = median(resident[-quarter:]) - median(resident[quarter : 2 * quarter])
+    history = (tmp_path / "run" / "history.jsonl").stat().st_size
+    print(f"a round: {1e3 * first:.2f} ms, then {1e3 * last:.2f} ms; resident memory grew by {grown / 1e6:.1f} MB")
+    print(f"history: {history / 1e6:.1f} MB; checkpoint: at most {max(sizes) / 1e3:.0f} kB")
+    assert last < 1.25 * first
+    assert grown < 25e6, "but for the history, which is kept in memory, about 3 kB a round"
+    assert max(sizes[-quarter:]) <= 1.5 * max(sizes[:quarter])
+
+
 # --- refused
 
 
@@ -429,7 +455,24 @@ def unavailable(*_: object) -> Path:
     raise Unusable("it is not there")
 
 
-# --- files
+# --- when and what is written
+
+
+def test_checkpoints_are_made_by_rounds_or_by_the_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    assert [r for r in range(1, 8) if Pace(3).due(r)] == [3, 6]
+    assert not any(Pace(0).due(r) for r in range(1, 8))
+    pace, made = Pace(None, now), []
+    for second in range(400):
+        now = float(second)
+        if pace.due(1):
+            made.append(second)
+            with pace.making():
+                now += 2 if len(made) == 1 else 7
+    # a minute after the start; that one takes 2 s, so a minute after its end at 62; that one takes 7 s, so the next is
+    # due 20 × 7 = 140 s after its end at 129
+    assert made == [60, 122, 269]
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 import hashlib
 import json
 import shutil
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,38 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from feddle.core.errors import FeddleError
-from feddle.experiment.durable import sync_folder, write_whole
+from feddle.experiment.durable import sync_files, sync_folder, write_whole
 
 MANIFEST = "manifest.json"
+_MINUTE = 60.0
 _SHARED_BELOW = 4096  # bytes; a tensor that is smaller shares a file with others
 _Place = tuple[str, str]  # the file, and the tensor's name in it
+
+
+@dataclass
+class Pace:
+    """When a checkpoint is due: after `every` rounds, or by default a minute after the last one.
+
+    One that took long is followed by a longer wait, so that all of them take no more than a twentieth of the run.
+    """
+
+    every: int | None
+    _last: float = field(default_factory=time.perf_counter)
+    _took: float = 0.0
+
+    def due(self, rounds: int) -> bool:
+        """Whether one is due after this many rounds."""
+        if self.every is None:
+            return time.perf_counter() - self._last >= max(_MINUTE, 20 * self._took)
+        return self.every > 0 and rounds % self.every == 0
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """One is being made."""
+        began = time.perf_counter()
+        yield
+        self._last = time.perf_counter()
+        self._took = self._last - began
 
 
 class Checkpoint:
@@ -36,18 +66,24 @@ class Checkpoint:
     def save(self, state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Replace the saved state."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        before = {path.name for path in self.folder.iterdir()}
         small = {name: tensor for name, tensor in state.items() if tensor.nbytes < _SHARED_BELOW}
         own = {name: tensor for name, tensor in state.items() if name not in small}
         shared = self._write({name: tensor.clone() for name, tensor in small.items()})  # no two may share memory
         written = {name: self._write_once(tensor) for name, tensor in own.items()}
-        places: dict[str, _Place] = {n: (shared, n) for n in small} | {
-            n: (file, "tensor") for n, file in written.items()
-        }
+        files = {shared, *written.values()}
+        sync_files(self.folder / file for file in files - before)
         sync_folder(self.folder)
+        places: dict[str, _Place] = {n: (shared, n) for n in small} | {n: (f, "tensor") for n, f in written.items()}
         write_whole(self.folder / MANIFEST, json.dumps({"facts": facts, "tensors": places}).encode())
         sync_folder(self.folder)
         self._written = {id(tensor): self._written[id(tensor)] for tensor in own.values()}
-        self._sweep({shared, *written.values()})
+        self._sweep(files)
+
+    def tidy(self) -> None:
+        """Remove what a save that was stopped has left: it may not be whole."""
+        manifest = self._manifest()
+        self._sweep(set() if manifest is None else {file for file, _ in manifest["tensors"].values()})
 
     def facts(self) -> dict[str, Any] | None:
         """What was saved beside the tensors; None if nothing was saved."""
@@ -77,7 +113,7 @@ class Checkpoint:
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         file = f"{hashlib.sha256(content).hexdigest()}.safetensors"
         if not (self.folder / file).exists():
-            write_whole(self.folder / file, content)
+            write_whole(self.folder / file, content, sync=False)
         return file
 
     def _sweep(self, needed: set[str]) -> None:

@@ -148,7 +148,13 @@ class Plan(Strict):
 class Checkpoints(Strict):
     """What a stopped run can go on from (`feddle resume`)."""
 
-    every: int = Field(10, ge=0, le=100_000_000, strict=True, description="rounds between checkpoints; 0: none")
+    every: int | None = Field(
+        None,
+        ge=0,
+        le=100_000_000,
+        strict=True,
+        description="rounds between checkpoints; by default one a minute, fewer if they take long; 0: none",
+    )
 
 
 class Config(Plan):

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from safetensors.torch import save
 
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.experiment.checkpoint import Checkpoint
+from feddle.experiment.checkpoint import Checkpoint, Pace
 from feddle.experiment.config import Config
 from feddle.experiment.durable import sync_file, sync_folder, write_whole
 from feddle.experiment.federation import build_federation
@@ -83,6 +83,8 @@ class RunFolder:
 
     def restore(self, run: Run, config: Config) -> None:
         """Take a new run to the last checkpoint, if there is one, and cut the history back to it."""
+        with self._writing():
+            self.checkpoint.tidy()
         facts = self.checkpoint.facts()
         if facts is None:
             self._cut_history(0)
@@ -210,12 +212,13 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
 
 
 def _go(run: Run, config: Config, folder: RunFolder, listener: Listener | None) -> None:
-    every = config.checkpoint.every
+    pace = Pace(config.checkpoint.every)
 
     def record(line: Line) -> None:
         folder.append(line)
-        if every and line["round"] % every == 0 and line["round"] < config.rounds:
-            folder.save(run, config)
+        if line["round"] < config.rounds and pace.due(line["round"]):
+            with pace.making():
+                folder.save(run, config)
         if listener is not None:
             listener(line)
 

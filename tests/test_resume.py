@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from feddle.core.errors import FeddleError
 from feddle.experiment.build import build_federation
 from feddle.experiment.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.experiment.folder import RunFolder, resume_run, run_config
+from feddle.experiment.methods import AnyMethod
 from feddle.experiment.run import Line, Run
 from feddle.learning.decoders import Unusable
 from feddle.runtimes.workers import WorkerPool
@@ -80,6 +81,10 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 # --- the same bits
+
+
+def test_every_method_is_among_those_that_are_stopped() -> None:
+    assert {method["name"] for method in METHODS.values()} == {member.named() for member in get_args(AnyMethod)}
 
 
 @pytest.mark.parametrize("method", METHODS)

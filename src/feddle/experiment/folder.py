@@ -79,7 +79,7 @@ class RunFolder:
 
     def saved_rounds(self) -> int:
         """How many rounds the last checkpoint holds."""
-        return int((self.checkpoint.facts() or {"round": 0})["round"])
+        return int((self.checkpoint.facts() or {}).get("round", 0))
 
     def restore(self, run: Run, config: Config) -> None:
         """Take a new run to the last checkpoint, if there is one, and cut the history back to it."""

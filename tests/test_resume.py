@@ -130,6 +130,15 @@ def test_before_the_first_checkpoint_it_starts_from_the_beginning(tmp_path: Path
     assert kept(tmp_path / "run") == whole("fedbuff")
 
 
+def test_a_run_that_was_killed_as_it_finished_is_finished(tmp_path: Path, whole: Whole) -> None:
+    cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
+    checkpoint = shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "left")
+    resume_run(tmp_path / "run", quiet=True)
+    shutil.copytree(checkpoint, tmp_path / "run" / "checkpoint")
+    assert resume_run(tmp_path / "run", quiet=True) is None
+    assert kept(tmp_path / "run") == whole("fedbuff")
+
+
 def test_a_torn_line_of_history_is_cut_off(tmp_path: Path, whole: Whole) -> None:
     cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
     with (tmp_path / "run" / "history.jsonl").open("a") as file:

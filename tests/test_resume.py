@@ -14,7 +14,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from feddle.core.errors import FeddleError
 from feddle.experiment.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import RunFolder, resume_run, run_config
+from feddle.experiment.methods import AnyMethod
 from feddle.experiment.run import Line, Run
 from feddle.learning.decoders import Unusable
 from feddle.runtimes.workers import WorkerPool
@@ -83,6 +84,10 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 # --- the same bits
 
 
+def test_every_method_is_among_those_that_are_stopped() -> None:
+    assert {method["name"] for method in METHODS.values()} == {member.named() for member in get_args(AnyMethod)}
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_on_with_the_same_bits(tmp_path: Path, whole: Whole, method: str) -> None:
     cut_after(5, tmp_path / "run", method, checkpoint={"every": 3})
@@ -123,6 +128,15 @@ def test_before_the_first_checkpoint_it_starts_from_the_beginning(tmp_path: Path
     lines: list[Line] = []
     resume_run(tmp_path / "run", lines.append, quiet=True)
     assert [line["round"] for line in lines] == list(range(1, 9))
+    assert kept(tmp_path / "run") == whole("fedbuff")
+
+
+def test_a_run_that_was_killed_as_it_finished_is_finished(tmp_path: Path, whole: Whole) -> None:
+    cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
+    checkpoint = shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "left")
+    resume_run(tmp_path / "run", quiet=True)
+    shutil.copytree(checkpoint, tmp_path / "run" / "checkpoint")
+    assert resume_run(tmp_path / "run", quiet=True) is None
     assert kept(tmp_path / "run") == whole("fedbuff")
 
 

@@ -119,7 +119,6 @@ def resume(folder: Path, quiet: bool) -> None:
     held = RunFolder(folder)
     config = held.config()
     if held.is_finished():
-        held.checkpoint.clear()  # the run may have been killed just before
         click.echo(f"{folder} is finished; there is nothing to resume")
         return
     _fetch(config, quiet=quiet)

@@ -79,7 +79,7 @@ class RunFolder:
 
     def saved_rounds(self) -> int:
         """How many rounds the last checkpoint holds."""
-        return int((self.checkpoint.facts() or {"round": 0})["round"])
+        return int((self.checkpoint.facts() or {}).get("round", 0))
 
     def restore(self, run: Run, config: Config) -> None:
         """Take a new run to the last checkpoint, if there is one, and cut the history back to it."""
@@ -114,11 +114,14 @@ class RunFolder:
         )
 
     def is_finished(self) -> bool:
-        """Whether the run has come to its end; its result is written last."""
+        """Whether the run has come to its end; what a kill just then left of its checkpoint is removed."""
         try:
-            return bool(json.loads((self.path / "result.json").read_bytes())["finished"])
+            finished = bool(json.loads((self.path / "result.json").read_bytes())["finished"])
         except (OSError, ValueError, TypeError, KeyError):
             return False
+        if finished:
+            self.checkpoint.clear()
+        return finished
 
     def finish(self, run: Run) -> None:
         """Keep the model, then the result, which says that the run is finished: the checkpoint is not needed now."""

@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "workers": 0,
     "clients": {"count": 16, "per_round": 4},
     "data": {"name": "digits", "image_size": 28, "channels": 1, "partition": {"alpha": 1.0}, "server": {"samples": 50}},
-    "model": {"name": "cnn", "channels": [4, 4, 4], "hidden": 16},  # 1098 weights: enough for files of their own
+    "model": {"name": "cnn", "channels": [2, 2, 2], "hidden": 40},  # 1266 weights: enough for files of their own
     "training": {"epochs": 1, "batch_size": 128},
     "delays": {"sigma": 1.5, "per": "job"},
     "evaluation": {"every": 4},

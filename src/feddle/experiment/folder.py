@@ -195,7 +195,7 @@ def run_config(config: Config, out: Path, listener: Listener | None = None, *, q
     with folder.locked():
         check_free(out)  # another process may have been faster
         folder.begin(config)
-        _go(run, config, folder, listener)
+        go_on(run, config, folder, listener)
     return run
 
 
@@ -210,11 +210,12 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
             return None
         run = Run(config, build_federation(config, quiet=quiet), scratch=path)
         folder.restore(run, config)
-        _go(run, config, folder, listener)
+        go_on(run, config, folder, listener)
     return run
 
 
-def _go(run: Run, config: Config, folder: RunFolder, listener: Listener | None) -> None:
+def go_on(run: Run, config: Config, folder: RunFolder, listener: Listener | None) -> None:
+    """Run to the end in a folder that is locked, with checkpoints on the way."""
     pace = Pace(config.checkpoint.every)
 
     def record(line: Line) -> None:

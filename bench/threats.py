@@ -34,7 +34,11 @@ def attacks() -> dict[tuple[str, str], Overrides]:
     for share in SHARES:
         settings |= {f"{name} {share:.0%}": [f"attack={{name: {name}, share: {share}}}"] for name in ATTACKS}
     grid = {(method, name): [*own, *o] for name, o in settings.items() for method, own in METHODS.items()}
-    return grid | {("feddle", "server labels 20% wrong"): ["data.server.label_noise=0.2"]}
+    controls = {  # what the server's data does with no help from the clients
+        ("feddle", "random 100%"): ["attack={name: random, share: 1.0}"],
+        ("center", "none"): ["method=center"],
+    }
+    return grid | {("feddle", "server labels 20% wrong"): ["data.server.label_noise=0.2"]} | controls
 
 
 def privacy() -> dict[tuple[str, str], Overrides]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from feddle.experiment.config import Config
 from feddle.experiment.folder import resume_run, run_config
 from feddle.experiment.load import parse_config
@@ -82,6 +84,7 @@ def in_a_process(config: Config, folder: Path, point: KillPoint) -> bool:
     child = os.fork()
     if not child:
         try:
+            torch.set_num_threads(1)  # the parent's OpenMP threads did not come with the fork: waiting for them hangs
             if point.touch is not None:
                 kill_at_touch(folder, point.touch)
             run_or_resume(config, folder)

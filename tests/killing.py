@@ -2,9 +2,9 @@
 
 import json
 import os
+import select
 import signal
 import sys
-import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,13 +93,20 @@ def in_a_process(config: Config, folder: Path, point: KillPoint) -> bool:
             traceback.print_exc()
         finally:
             os._exit(1)
-    if point.seconds is not None:
-        time.sleep(point.seconds)
+    if point.seconds is not None and not ended_within(point.seconds, child):
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     assert code in (0, -signal.SIGKILL), f"the process ended by itself with {code}"
     return code != 0
+
+
+def ended_within(seconds: float, process: int) -> bool:
+    descriptor = os.pidfd_open(process)
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0])
+    finally:
+        os.close(descriptor)
 
 
 def kill_at_touch(folder: Path, count: int) -> None:

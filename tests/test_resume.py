@@ -236,7 +236,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(
 def test_a_hundred_kill_points(tmp_path: Path, whole: Whole) -> None:
     draw = random.Random(7)  # noqa: S311
     methods = list(METHODS)
-    seconds = []  # of a whole run in a process like those to be killed: the first one here also loads what is loaded lazily
+    seconds = []  # of a whole run in such a process; the first also loads what is loaded lazily
     for name in ("first", "second"):
         began = time.perf_counter()
         in_a_process(small("feddle"), tmp_path / name, KillPoint())

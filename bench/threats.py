@@ -1,6 +1,6 @@
 """What poisoned clients, a server with wrong labels, and private clients do to the methods.
 
-Runs a grid of `experiments/threats.yaml`, one run after the other in one process, into a folder; a run that is there
+Runs a grid of `experiments/small.yaml`, one run after the other in one process, into a folder; a run that is there
 and finished is not run again. Prints the table of docs/robustness.md or docs/privacy.md.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import feddle
 
-CONFIG = Path("experiments/threats.yaml")
+CONFIG = Path("experiments/small.yaml")
 Overrides = Sequence[str]
 METHODS: Mapping[str, Overrides] = {
     "feddle": [],

@@ -26,7 +26,6 @@ import feddle
 from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.search import LbfgsSearch, PaperSearch
-from feddle.experiment import config as cfg
 from feddle.experiment import methods
 from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import run_config
@@ -46,21 +45,7 @@ from feddle.strategies.fedavg import FedAvg
 from feddle.strategies.fedbuff import FedBuff
 from feddle.strategies.feddf import Distillation
 from feddle.strategies.feddle import Feddle
-
-TINY: dict[str, Any] = {
-    "rounds": 4,
-    "clients": {"count": 20, "per_round": 5},
-    "data": {"name": "digits", "image_size": 28, "channels": 1, "server": {"samples": 100}},
-    "model": {"name": "cnn", "channels": [4, 4, 4], "hidden": 16},
-    "training": {"epochs": 1},
-    "delays": {"sigma": 1.0},
-    "evaluation": {"every": 2},
-    "method": {"name": "feddle", "search": {"epochs": 1}},
-}
-
-
-def tiny(**changes: Any) -> cfg.Config:
-    return parse_config({**TINY, **changes})
+from tiny import TINY, tiny
 
 
 def feddle_command(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -26,32 +26,16 @@ from feddle.experiment.clients import build_work
 from feddle.experiment.config import Config
 from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import run_config
-from feddle.experiment.load import parse_config
 from feddle.experiment.run import Run
 from feddle.report.records import read_run
 from feddle.report.words import remarks, setting
 from feddle.runtimes.attacks import FlippedLabels, Mixed, RandomDirection, Scaled, draw_attackers
 from feddle.runtimes.privacy import Private
 from three_numbers import close, weights
+from tiny import tiny
 
 START = weights(0.0, 0.0, 0.0)
 JOB = Job(1, 0, 0)
-
-
-def tiny(**changes: Any) -> Config:
-    return parse_config(
-        {
-            "rounds": 4,
-            "clients": {"count": 20, "per_round": 5},
-            "data": {"name": "digits", "image_size": 28, "channels": 1, "server": {"samples": 100}},
-            "model": {"name": "cnn", "channels": [4, 4, 4], "hidden": 16},
-            "training": {"epochs": 1},
-            "delays": {"sigma": 1.0},
-            "evaluation": {"every": 2},
-            "method": {"name": "feddle", "search": {"epochs": 1}},
-            **changes,
-        }
-    )
 
 
 def honest(job: Job, _: Weights) -> Update:

@@ -59,8 +59,7 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     server, test = server_split(len(images.test_labels), 0 if outside else samples, seed_for(seed, "server split"))
     partition = build_partition(config, images.train_labels)
     labels = add_label_noise(images.train_labels, data.label_noise, images.num_classes, seed_for(seed, "label noise"))
-    if images.train_images.shape[1] not in (1, data.channels):
-        raise FeddleError(f"data.channels is {data.channels}, but the images of {data.name} have 3; set it to 3")
+    _require_channels(data, data.name, images)
     train = Images(resize(images.train_images, data.image_size), labels, data.channels)
     held_out = Images(resize(images.test_images, data.image_size), images.test_labels, data.channels)
     federation = Federation(
@@ -83,8 +82,7 @@ def _guided_from_outside(federation: Federation, config: cfg.Config, name: str, 
     if not 0 < samples <= count:
         raise FeddleError(f"data.server.samples must be from 1 to the {count} images of {name}, got {samples}")
     order = numpy_generator(seed_for(config.seed, "server split")).permutation(count)
-    if images.train_images.shape[1] not in (1, data.channels):
-        raise FeddleError(f"data.channels is {data.channels}, but the images of {name} have 3; set it to 3")
+    _require_channels(data, name, images)
     everything = Images(images.train_images, images.train_labels, data.channels, size=data.image_size)
     server = _server_share(everything, torch.from_numpy(order[:samples]), config, images.num_classes)
     return replace(
@@ -97,6 +95,11 @@ def _server_share(images: Images, share: Tensor, config: cfg.Config, classes: in
     labels, noise = images.labels.clone(), config.data.server.label_noise
     labels[share] = add_label_noise(labels[share], noise, classes, seed_for(config.seed, "server label noise"))
     return Selection(replace(images, labels=labels), share)
+
+
+def _require_channels(data: cfg.Data, name: str, images: datasets.ImageSet) -> None:
+    if images.train_images.shape[1] not in (1, data.channels):
+        raise FeddleError(f"data.channels is {data.channels}, but the images of {name} have 3; set it to 3")
 
 
 def build_partition(config: cfg.Config, labels: Tensor) -> Partition:

@@ -1,6 +1,7 @@
 """Malformed updates against a live server, malformed config files through the reader: refused, and nothing else."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -152,7 +153,7 @@ EVERY_REASON = {
 }
 
 
-def attack_a_live_server(count: int, seed: int) -> None:
+def attack_a_live_server(count: int, seed: int) -> Counter[str]:
     """Bad updates between good ones; a twin that sees only the good ones must end in the same state."""
     rng = np.random.default_rng(seed)
     core, twin = live_server(), live_server()
@@ -177,18 +178,21 @@ def attack_a_live_server(count: int, seed: int) -> None:
             each.forget(jobs[2])
             each.advance()
     assert state(core) == state(twin)
-    assert core.refused.total() == count
-    assert set(core.refused) == EVERY_REASON
     assert not twin.refused
+    return core.refused
 
 
 def test_ten_thousand_malformed_updates_change_nothing() -> None:
-    attack_a_live_server(10_000, seed=0)
+    refused = attack_a_live_server(10_000, seed=0)
+    assert refused.total() == 10_000
+    assert set(refused) == EVERY_REASON
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_malformed_updates_change_nothing() -> None:
-    attack_a_live_server(100_000, seed=1)
+    refused = attack_a_live_server(100_000, seed=1)
+    assert refused.total() == 100_000
+    assert set(refused) == EVERY_REASON
 
 
 # --- config files
@@ -364,19 +368,18 @@ def read_or_refuse(path: Path, text: bytes) -> bool:
     return True
 
 
-def read_malformed_configs(folder: Path, count: int, seed: int) -> None:
+def valid_among(folder: Path, count: int, seed: int) -> int:
     rng = np.random.default_rng(seed)
-    valid = sum(read_or_refuse(folder / "config.yaml", malformed(rng)) for _ in range(count))
-    assert 0 < valid < count / 2  # some mutations do no harm
+    return sum(read_or_refuse(folder / "config.yaml", malformed(rng)) for _ in range(count))
 
 
 def test_a_thousand_malformed_configs_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
-    read_malformed_configs(tmp_path, 1_000, seed=0)
+    assert 0 < valid_among(tmp_path, 1_000, seed=0) < 500  # some mutations do no harm
 
 
 @pytest.mark.slow
 def test_ten_thousand_malformed_configs_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
-    read_malformed_configs(tmp_path, 10_000, seed=1)
+    assert 0 < valid_among(tmp_path, 10_000, seed=1) < 5_000
 
 
 @pytest.mark.parametrize(

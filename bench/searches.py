@@ -2,8 +2,8 @@
 
 Runs a federation with the paper's search; in a few rounds every other search solves the same problem (same atlas, same
 start, same server data) and is then thrown away. Prints for each the server's loss where it ended, the accuracy of that
-model on the test images, and its cost in time over one pass of Adam. Gauss-Newton lives here, not in the package:
-see docs/results.md for why.
+model on the test images, and its cost in time over one pass of Adam. With `--whole NAME...`, whole runs with each of
+these searches instead. Gauss-Newton lives here, not in the package: see docs/results.md for why.
 """
 
 import argparse
@@ -132,13 +132,39 @@ class Comparing:
         self.rows[name].append((loss, accuracy, seconds))
 
 
+def whole_runs(config: Path, seeds: Sequence[int], names: Sequence[str]) -> None:
+    """Print the accuracy (best of the last five evaluations, and last) of whole runs, and their CPU time."""
+    print("| search | accuracy | last | CPU seconds of a run |\n|---|---|---|---|")
+    for name in names:
+        results, seconds = [], []
+        for seed in seeds:
+            chosen = load_config(config, [f"seed={seed}", "workers=0"])
+            run = Run(chosen, build_federation(chosen))
+            assert isinstance(run.server.strategy, Feddle)
+            run.server.strategy.search = CANDIDATES[name]
+            began = time.process_time()
+            run.go()
+            seconds.append(time.process_time() - began)
+            results.append(run.result)
+        best, last = ([100 * r[key] for r in results] for key in ("accuracy", "last_accuracy"))
+        print(f"| {name} | {_spread(best)} | {_spread(last)} | {statistics.fmean(seconds):.0f} |", flush=True)
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, default=Path("experiments/demo.yaml"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--merges", type=int, nargs="+", default=[10, 25, 45])
+    parser.add_argument("--whole", nargs="+", choices=CANDIDATES, help="whole runs with these searches")
     arguments = parser.parse_args()
+    if arguments.whole:
+        whole_runs(arguments.config, arguments.seeds, arguments.whole)
+        return
     rows: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for seed in arguments.seeds:
         overrides = [f"seed={seed}", "workers=0", f"rounds={max(arguments.merges) + 1}", "evaluation.every=1000"]

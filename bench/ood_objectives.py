@@ -1,0 +1,127 @@
+"""How well each objective on another domain's data tells where the clients' own data would point.
+
+Runs a federation of `experiments/small.yaml` whose merges are plain steps of the fallback: every objective meets
+the same rounds. In some of them each one is compared at c′: the cosine between its ∂ℓ/∂c and that of 3000 in-domain
+images, and the change in test accuracy when a search (Adam 3e-3, one pass) follows it from c′. 1000 in-domain images
+are the yardstick; they are test images, so its own gain is a little flattered. Prints means with standard errors.
+"""
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from variants import OUTSIDE
+
+from feddle.core.search import Found, Objective, PaperSearch, SearchSpace, full_pass
+from feddle.experiment.federation import build_federation
+from feddle.experiment.load import load_config
+from feddle.experiment.run import Run
+from feddle.learning.objectives import TaskObjective, entropy
+from feddle.learning.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
+from feddle.learning.training import evaluate
+from feddle.strategies.feddle import Feddle
+
+SEARCH = PaperSearch(3e-3, 1, 32)
+SAMPLES = 2000
+
+
+def candidates(run: Run) -> dict[str, Objective]:
+    """What guides, by name."""
+    model, layout, server, test = run.federation.model, run.layout, run.federation.server, run.federation.test
+    assert server is not None
+    assert test is not None
+
+    def surrogate(targets: OwnLabels | Rotations | Clusters, steps: int = 20) -> SurrogateObjective:
+        return SurrogateObjective(model, layout, server, targets, samples_per_round=SAMPLES, head_steps=steps)
+
+    return {
+        "in-domain, 1000 images": TaskObjective(model, layout, test, samples_per_round=1000),
+        "surrogate (labels)": surrogate(OwnLabels(10)),
+        "surrogate, θ fitted for 100 steps": surrogate(OwnLabels(10), 100),
+        "rotation": surrogate(Rotations()),
+        "clusters": surrogate(Clusters(10)),
+        "entropy": TaskObjective(model, layout, server, entropy, samples_per_round=SAMPLES),
+    }
+
+
+@dataclass(eq=False)
+class Probing:
+    """Compares the candidates every so many merges; the run itself stays at the fallback's step."""
+
+    run: Run
+    every: int
+    rows: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    seen: int = 0
+
+    def __post_init__(self) -> None:
+        test = self.run.federation.test
+        assert test is not None
+        self.candidates = candidates(self.run)
+        self.reference = TaskObjective(self.run.federation.model, self.run.layout, test, samples_per_round=3000)
+        self.test = test
+
+    def __call__(
+        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
+    ) -> Found:
+        """See `Search`."""
+        del objective
+        self.seen += 1
+        if self.seen % self.every == 0:
+            point = space.point(start)
+            self.reference.begin(point, seed)
+            true, before = self._slope(self.reference, space, start), self._accuracy(space, start)
+            for name, candidate in self.candidates.items():
+                candidate.begin(point, seed + 1)  # other images than the reference's
+                cosine = torch.cosine_similarity(self._slope(candidate, space, start), true, dim=0)
+                found = SEARCH(space, candidate, start, regularisation=regularisation, seed=seed)
+                gain = self._accuracy(space, found.coefficients) - before
+                self.rows[name].append((float(cosine), 100 * gain))
+        return Found(start, 0.0)
+
+    @staticmethod
+    def _slope(objective: Objective, space: SearchSpace, at: Tensor) -> Tensor:
+        return space.project(full_pass(objective, space.point(at))[1])
+
+    def _accuracy(self, space: SearchSpace, at: Tensor) -> float:
+        self.run.layout.write(self.run.federation.model, space.point(at))
+        return evaluate(self.run.federation.model, self.test).accuracy
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--every", type=int, default=8, help="merges from one comparison to the next")
+    arguments = parser.parse_args()
+    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for seed in arguments.seeds:
+        setting = [f"seed={seed}", "workers=0", f"rounds={arguments.rounds}", "evaluation.every=1000", *OUTSIDE]
+        config = load_config(Path("experiments/small.yaml"), setting)
+        run = Run(config, build_federation(config))
+        assert isinstance(run.server.strategy, Feddle)
+        probing = run.server.strategy.search = Probing(run, arguments.every)
+        run.go()
+        for name, measured in probing.rows.items():
+            rows[name] += measured
+    print(
+        "| objective | cosine with the in-domain ∂ℓ/∂c | accuracy gained by a search | comparisons |\n|---|---|---|---|"
+    )
+    for name, measured in rows.items():
+        cosines, gains = zip(*measured, strict=True)
+        print(f"| {name} | {_mean(cosines, 2)} | {_mean(gains, 1)} | {len(measured)} |")
+
+
+def _mean(values: Sequence[float], digits: int) -> str:
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return f"{statistics.fmean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -34,6 +34,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddle-fifo": {"name": "feddle", "atlas_size": 7, "eviction": "fifo"},
     "feddle-calibrated": {"name": "feddle", "atlas_size": 7, "anchors": "calibrated"},
     "feddle-adaptive": {"name": "feddle", "atlas_size": 7, "anchors": "adaptive"},
+    "feddle-surrogate": {"name": "feddle", "atlas_size": 7, "objective": "surrogate"},
+    "feddle-clusters": {"name": "feddle", "atlas_size": 7, "objective": "clusters"},
     "fedbuff": {"name": "fedbuff", "buffer_size": 5},
     "fedavg": {"name": "fedavg", "late": "average_models"},
     "fedavg-discard": {"name": "fedavg", "late": "discard"},

@@ -1,8 +1,10 @@
 """The server core: versions, pins, checks."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -160,6 +162,34 @@ def test_a_norm_is_bounded_by_the_median_of_those_last_accepted() -> None:
     for _ in range(50):
         free.receive(update(free.dispatch(1), 1.0, 0.0, 0.0))
     assert free.receive(update(free.dispatch(1), 1e9, 0.0, 0.0))
+
+
+def test_until_enough_norms_are_known_the_model_stands_for_their_median() -> None:
+    core = Server(weights(3.0, 4.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=10.0)  # norm 5: at most 50
+    job = core.dispatch(0)
+    assert not core.receive(update(job, 0.0, 50.5, 0.0))
+    assert core.refused == {"too long": 1}
+    assert core.receive(update(job, 0.0, 49.5, 0.0))
+
+
+def test_what_is_no_update_is_refused() -> None:
+    core = server()
+    job = core.dispatch(0)
+    before = state(core)
+    digests: list[Any] = [np.array(["", "b"]), np.array([""]), None, b""]
+    things: list[Any] = [None, "update", {"job": job}, *(replace(update(job, 1.0, 0, 0), digest=d) for d in digests)]
+    assert not any(core.receive(thing) for thing in things)
+    assert core.refused == {"wrong type": 3, "wrong layout": 4}
+    assert state(core) == before
+
+
+def test_a_sender_cannot_change_what_was_checked() -> None:
+    core = server()
+    sent = update(core.dispatch(0), 1.0, 2.0, 3.0)
+    assert core.receive(sent)
+    sent.delta.fill_(math.nan)
+    core.advance()
+    assert core.model.vector.isfinite().all()
 
 
 def test_a_zero_update_is_counted() -> None:

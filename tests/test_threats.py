@@ -20,7 +20,7 @@ from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.core.privacy import clip, epsilon, privatise
+from feddle.core.privacy import clip, epsilon, privatise, secret_normal
 from feddle.core.seeds import torch_generator
 from feddle.experiment.clients import build_work
 from feddle.experiment.config import Config
@@ -168,6 +168,24 @@ def test_noise_is_normal_with_zc_in_each_coordinate() -> None:
     assert noise.std().item() == pytest.approx(3.0, rel=0.01)  # zC = 1.5 · 2
     assert noise.mean().item() == pytest.approx(0.0, abs=0.03)
     assert (noise.abs() < 3.0).float().mean().item() == pytest.approx(0.683, abs=0.005)
+
+
+@pytest.mark.parametrize("generator", [None, torch_generator(0)])
+def test_what_is_sent_is_clipped(generator: torch.Generator | None) -> None:
+    sent = privatise(torch.tensor([30.0, -40.0]), 1.0, 1e-9, generator)
+    assert close(sent, 0.6, -0.8)
+
+
+def test_noise_without_a_generator_is_normal_and_never_the_same() -> None:
+    one, other = (secret_normal(200_001) for _ in range(2))
+    assert one.shape == (200_001,)
+    assert not torch.equal(one, other)
+    assert one.std().item() == pytest.approx(1.0, rel=0.01)
+    assert one.mean().item() == pytest.approx(0.0, abs=0.01)
+    assert (one.abs() < 1.0).double().mean().item() == pytest.approx(0.683, abs=0.005)
+    assert (one.abs() < 2.0).double().mean().item() == pytest.approx(0.954, abs=0.005)
+    halves = torch.corrcoef(torch.stack([one[:100_000], one[100_001:]]))
+    assert abs(halves[0, 1].item()) < 0.02, "the two of a pair do not tell of each other"
 
 
 def test_a_private_client_sends_a_noisy_update_and_nothing_else_of_its_data() -> None:

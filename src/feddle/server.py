@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from statistics import median
 
 import torch
@@ -32,7 +32,7 @@ class Server:
     job in another's name. An update of norm zero says nothing: it is counted, and no strategy sees it.
 
     `digest` is that of the model's layout, which every update must name. `max_norm_ratio` bounds an update's norm by
-    the median of those last accepted, once there are enough of them.
+    the median of those last accepted; until there are enough of them, by the norm of the model.
     """
 
     def __init__(
@@ -71,8 +71,15 @@ class Server:
         return self._pinned[job.version].weights
 
     def receive(self, update: Update) -> bool:
-        """Take in a client's update; False if it was refused."""
-        if reason := self._fault(update):
+        """Take in a client's update; False if it was refused.
+
+        The values are copied before they are checked: whoever sent them may still hold the tensors.
+        """
+        reason = self._fault_of_message(update)
+        if reason is None:
+            update = replace(update, delta=update.delta.clone(), buffers=update.buffers.clone())
+            reason = fault_of_values(update) or self._fault_of_norm(update)
+        if reason is not None:
             self.refused[reason] += 1
             return False
         job, length = update.job, norm(update).item()
@@ -138,14 +145,11 @@ class Server:
         self._pinned = {version: _Pinned(weights(f"pinned.{version}"), jobs) for version, jobs in needed.items()}
         self.strategy.load_state_dict(below("strategy.", state))
 
-    def _fault(self, update: Update) -> str | None:
-        """Why an update is refused, or None."""
-        return (
-            self._fault_of_job(update.job)
-            or fault_of_form(update, self.model, self.digest)
-            or fault_of_values(update)
-            or self._fault_of_norm(update)
-        )
+    def _fault_of_message(self, update: Update) -> str | None:
+        """Why an update is refused, whatever its values are, or None."""
+        if type(update) is not Update:
+            return "wrong type"
+        return self._fault_of_job(update.job) or fault_of_form(update, self.model, self.digest)
 
     def _fault_of_job(self, job: Job) -> str | None:
         if not is_job(job) or job.number not in range(self._jobs_of.get(job.client, 0)):
@@ -159,9 +163,11 @@ class Server:
         return "not in flight"
 
     def _fault_of_norm(self, update: Update) -> str | None:
-        if self.max_norm_ratio is None or len(self._norms) < ENOUGH:
+        if self.max_norm_ratio is None:
             return None
-        return "too long" if norm(update).item() > self.max_norm_ratio * median(self._norms) else None
+        known = len(self._norms) >= ENOUGH
+        usual = median(self._norms) if known else torch.linalg.vector_norm(self.model.vector).item()
+        return "too long" if usual and norm(update).item() > self.max_norm_ratio * usual else None
 
 
 def _as_rows(jobs: Iterable[Job]) -> Tensor:

@@ -1,6 +1,5 @@
 """What makes an update one that can be merged; its fields may hold anything, whatever their types say."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from feddle.core.messages import Job, Update
 
 MOST_EXAMPLES = 10**12  # beyond it a count is no count, and would overflow in a sum
 LARGEST_METRIC = 1e300
+LARGEST_STATISTIC = 1e30  # of a running mean or variance: differences and squares of larger ones overflow
 
 
 def fault_of_form(update: Update, model: Weights, digest: str) -> str | None:
@@ -18,7 +18,7 @@ def fault_of_form(update: Update, model: Weights, digest: str) -> str | None:
     delta, buffers = update.delta, update.buffers
     if not (_is_like(delta, model.vector) and _is_like(buffers, model.buffers)):
         return "wrong type"
-    if update.digest != digest:
+    if type(update.digest) is not str or update.digest != digest:
         return "wrong layout"
     if delta.shape != model.vector.shape or buffers.shape != model.buffers.shape:
         return "wrong length"
@@ -31,7 +31,7 @@ def fault_of_form(update: Update, model: Weights, digest: str) -> str | None:
 
 def fault_of_values(update: Update) -> str | None:
     """Why an update of the right form cannot be added to a model, or None; its norm must be finite too."""
-    if norm(update).isfinite() and update.buffers.isfinite().all():
+    if norm(update).isfinite() and (update.buffers.abs() <= LARGEST_STATISTIC).all():
         return None
     if update.delta.isnan().any() or update.buffers.isnan().any():
         return "not a number"
@@ -67,7 +67,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _are_metrics(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
+    return type(value) is dict and all(
         type(name) is str and type(number) in (int, float) and abs(number) <= LARGEST_METRIC
         for name, number in value.items()
     )

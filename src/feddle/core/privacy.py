@@ -1,7 +1,9 @@
 """The Gaussian mechanism on updates, and what it spends."""
 
 import math
+import os
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,15 +18,24 @@ def clip(delta: Tensor, bound: float) -> Tensor:
     return delta * min(1.0, bound / norm.item()) if norm else delta
 
 
-def privatise(delta: Tensor, bound: float, noise_multiplier: float, generator: torch.Generator) -> Tensor:
+def privatise(delta: Tensor, bound: float, noise_multiplier: float, generator: torch.Generator | None = None) -> Tensor:
     """`delta` (d,) clipped to norm C = `bound`, plus Normal(0, (zC)²) in each coordinate.
 
-    The guarantee is only as good as the randomness: a simulation seeds the generator so that it repeats; a client with
-    something to hide seeds it from the system (`generator.seed()`). Floats leak a little of what was added (Mironov
-    2012), and torch's generator is not made for secrets; nothing is done about either.
+    The guarantee is only as good as the randomness: without a generator the noise comes from the system's source of
+    secrets. A simulation gives one, seeded so that it repeats; torch's has 32 bits of seed, which anybody can try out.
+    Sums of floats leak a little of what was added (Mironov 2012); nothing is done about that.
     """
-    noise = torch.randn(delta.shape, generator=generator).to(delta)
-    return clip(delta, bound) + noise_multiplier * bound * noise
+    noise = secret_normal(delta.numel()) if generator is None else torch.randn(delta.shape, generator=generator)
+    return clip(delta, bound) + noise_multiplier * bound * noise.to(delta)
+
+
+def secret_normal(count: int) -> Tensor:
+    """Standard normal numbers (count,) in float64 from the system's source of secrets, two at a time (Box, Muller)."""
+    half = (count + 1) // 2
+    bits = np.frombuffer(os.urandom(16 * half), dtype=np.uint64).reshape(2, half)
+    first, second = ((bits >> np.uint64(11)) + 1.0) * 2.0**-53  # in (0, 1]
+    radius, angle = np.sqrt(-2.0 * np.log(first)), 2.0 * np.pi * second
+    return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count])
 
 
 def epsilon(updates: int, noise_multiplier: float, delta: float) -> float:

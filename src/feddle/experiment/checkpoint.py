@@ -6,7 +6,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,18 @@ class Checkpoint:
         self._written: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: the tensor, its changes, its file
 
     def save(self, state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Replace the saved state."""
+        """Replace the saved state; if that fails, the one before stays, and nothing else."""
         self.folder.mkdir(parents=True, exist_ok=True)
         before = {path.name for path in self.folder.iterdir()}
+        try:
+            self._save(state, facts, before)
+        except BaseException:
+            self._written = {}
+            with suppress(OSError, FeddleError):
+                self.tidy()  # by the manifest that is there: the interrupt may have come just after the new one
+            raise
+
+    def _save(self, state: Mapping[str, Tensor], facts: Mapping[str, Any], before: set[str]) -> None:
         small = {name: tensor for name, tensor in state.items() if tensor.nbytes < _SHARED_BELOW}
         own = {name: tensor for name, tensor in state.items() if name not in small}
         shared = self._write({name: tensor.clone() for name, tensor in small.items()})  # no two may share memory
@@ -75,7 +84,8 @@ class Checkpoint:
         sync_files(self.folder / file for file in files - before)
         sync_folder(self.folder)
         places: dict[str, _Place] = {n: (shared, n) for n in small} | {n: (f, "tensor") for n, f in written.items()}
-        write_whole(self.folder / MANIFEST, json.dumps({"facts": facts, "tensors": places}).encode())
+        body = {"facts": facts, "tensors": places}
+        write_whole(self.folder / MANIFEST, json.dumps({**body, "sha256": _digest(body)}).encode())
         sync_folder(self.folder)
         self._written = {id(tensor): self._written[id(tensor)] for tensor in own.values()}
         self._sweep(files)
@@ -98,6 +108,7 @@ class Checkpoint:
 
     def clear(self) -> None:
         """Remove it: the run is finished."""
+        (self.folder / MANIFEST).unlink(missing_ok=True)  # first: without it, what is left is no checkpoint
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write_once(self, tensor: Tensor) -> str:
@@ -129,10 +140,11 @@ class Checkpoint:
         except ValueError as error:
             raise self._damaged(MANIFEST) from error
         match manifest:
-            case {"facts": dict() as facts, "tensors": dict() as tensors}:
-                return {"facts": facts, "tensors": tensors}
-            case _:
-                raise self._damaged(MANIFEST)
+            case {"facts": dict(), "tensors": dict(), "sha256": str() as digest, **more} if not more:
+                body = {"facts": manifest["facts"], "tensors": manifest["tensors"]}
+                if digest == _digest(body):
+                    return body
+        raise self._damaged(MANIFEST)
 
     def _read(self, file: str) -> dict[str, Tensor]:
         try:
@@ -149,3 +161,8 @@ class Checkpoint:
             f"{self.folder / file} is missing or damaged, so the run cannot go on from its checkpoint; "
             f"remove {self.folder} to have it start from the beginning"
         )
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    """Of what a manifest says, so that a change to it is noticed."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

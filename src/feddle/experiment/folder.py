@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 from filelock import FileLock, Timeout
@@ -22,7 +23,7 @@ from feddle.experiment.load import load_config
 from feddle.experiment.run import Line, Listener, Run
 from feddle.version import __version__
 
-_FORMAT = 2  # of what is in a checkpoint: one more when a state's names or meanings change
+_FORMAT = 3  # of what is in a checkpoint: one more when a state's names or meanings change
 _PATIENCE = 1.0  # seconds; the workers of a run that was killed may hold its lock for a moment
 
 
@@ -73,8 +74,15 @@ class RunFolder:
         """Make a checkpoint, between rounds."""
         with self._writing():
             sync_file(self.history)
-            written = self.history.stat().st_size
-            facts = {**_made_by(run, config), "round": len(run.history), "seconds": run.seconds, "history": written}
+            sync_folder(self.path)
+            written = self.history.read_bytes()
+            facts = {
+                **_made_by(run, config),
+                "round": len(run.history),
+                "seconds": run.seconds,
+                "history": len(written),
+                "history_sha256": hashlib.sha256(written).hexdigest(),
+            }
             self.checkpoint.save(run.state_dict(), facts)
 
     def saved_rounds(self) -> int:
@@ -82,30 +90,29 @@ class RunFolder:
         return int((self.checkpoint.facts() or {}).get("round", 0))
 
     def restore(self, run: Run, config: Config) -> None:
-        """Take a new run to the last checkpoint, if there is one, and cut the history back to it."""
+        """Take a new run to the last checkpoint, if there is one, and cut the history back to it.
+
+        Nothing is changed before all of it has been checked.
+        """
+        facts = self.checkpoint.facts()
+        if facts is not None:
+            _check_made_by(facts, _made_by(run, config), self.path)
+            history = self._history_until(facts)
+            run.load_state_dict(self.checkpoint.state(), history, facts["seconds"])
         with self._writing():
             self.checkpoint.tidy()
-        facts = self.checkpoint.facts()
-        if facts is None:
-            self._cut_history(0)
-            return
-        _check_made_by(facts, _made_by(run, config), self.path)
-        state, history = self.checkpoint.state(), self._cut_history(facts["history"])
-        if len(history) != facts["round"]:
-            raise self._broken_history()
-        run.load_state_dict(state, history, facts["seconds"])
-
-    def _cut_history(self, size: int) -> list[Line]:
-        """The lines in the first `size` bytes of the history; what comes after is cut off."""
-        with self._writing():
             self.history.touch()
-            if self.history.stat().st_size < size:
-                raise self._broken_history()
-            os.truncate(self.history, size)
+            os.truncate(self.history, 0 if facts is None else facts["history"])
+
+    def _history_until(self, facts: Mapping[str, Any]) -> list[Line]:
+        """The lines that were there when a checkpoint was made."""
         try:
-            return [json.loads(line) for line in self.history.read_text(encoding="utf-8").splitlines()]
-        except ValueError as error:
+            written = self.history.read_bytes()[: facts["history"]]
+        except FileNotFoundError as error:
             raise self._broken_history() from error
+        if hashlib.sha256(written).hexdigest() != facts["history_sha256"]:
+            raise self._broken_history()
+        return [json.loads(line) for line in written.decode().splitlines()]
 
     def _broken_history(self) -> FeddleError:
         return FeddleError(
@@ -114,17 +121,16 @@ class RunFolder:
         )
 
     def is_finished(self) -> bool:
-        """Whether the run has come to its end; what a kill just then left of its checkpoint is removed."""
+        """Whether the run has come to its end."""
         try:
-            finished = bool(json.loads((self.path / "result.json").read_bytes())["finished"])
+            return bool(json.loads((self.path / "result.json").read_bytes())["finished"])
         except (OSError, ValueError, TypeError, KeyError):
             return False
-        if finished:
-            self.checkpoint.clear()
-        return finished
 
     def finish(self, run: Run) -> None:
         """Keep the model, then the result, which says that the run is finished: the checkpoint is not needed now."""
+        with self._writing():
+            sync_file(self.history)
         self._keep_model(run)
         self._keep_result(run.result)
         self.checkpoint.clear()
@@ -156,14 +162,28 @@ class RunFolder:
 
 
 def _made_by(run: Run, config: Config) -> dict[str, Any]:
-    """What must be the same for a run to go on with the same bits."""
-    digest = hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
-    made = {"format": _FORMAT, "feddle": __version__, "torch": torch.__version__, "device": run.device}
-    return {**made, "config": digest}
+    """What must be the same for a run to go on with the same bits; the number of workers does not matter."""
+    tree = config.model_dump(mode="json", exclude={"workers"})
+    return {
+        "format": _FORMAT,
+        "feddle": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": run.device,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "config": hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest(),
+    }
 
 
 def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> None:
-    for name in ("format", "feddle", "torch", "device"):  # first: with another feddle, the same file may mean more
+    for name in (
+        "format",
+        "feddle",
+        "torch",
+        "numpy",
+        "device",
+        "cpu",
+    ):  # first: with another feddle, the same file may mean more
         if facts.get(name) != made[name]:
             raise FeddleError(
                 f"the checkpoint in {path} was made with {name} {facts.get(name)}, this is {made[name]}; "
@@ -180,7 +200,9 @@ def check_free(path: Path) -> None:
     """Refuse a path that cannot become a run folder, before anything is computed for it."""
     if path.exists() and not path.is_dir():
         raise FeddleError(f"{path} is a file; name another folder with --out")
-    if (path / "config.yaml").exists():
+    if any(
+        (path / name).exists() for name in ("config.yaml", "history.jsonl", "result.json", "checkpoint/manifest.json")
+    ):
         raise FeddleError(
             f"{path} already holds a run; name another folder with --out, remove it, "
             f"or go on with it if it was stopped: feddle resume {path}"
@@ -203,10 +225,11 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
     """Go on with a run that was stopped, from its last checkpoint; None if it is finished."""
     folder = RunFolder(path)
     config = folder.config()
-    if folder.is_finished():
+    if folder.is_finished() and not folder.checkpoint.folder.exists():
         return None
     with folder.locked():
-        if folder.is_finished():  # by another process, while this one waited
+        if folder.is_finished():  # a kill just then may have left its checkpoint
+            folder.checkpoint.clear()
             return None
         run = Run(config, build_federation(config, quiet=quiet), scratch=path)
         folder.restore(run, config)
@@ -228,8 +251,8 @@ def go_on(run: Run, config: Config, folder: RunFolder, listener: Listener | None
 
     try:
         run.go(record)
-        folder.finish(run)
     except BaseException:
         with suppress(FeddleError):  # what ended the run is to be told, not that the disk is still full
             folder.keep(run)
         raise
+    folder.finish(run)

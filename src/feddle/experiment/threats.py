@@ -57,7 +57,9 @@ class Checks(Strict):
     """What the server asks of an update, beside its form."""
 
     max_norm_ratio: Annotated[float, BeforeValidator(no_bool), Field(gt=1, le=1e6)] | None = Field(
-        100.0, description="an update longer than this times the median of the last 100 is refused; null: any length"
+        100.0,
+        description="an update longer than this times the median of the last 100 is refused; until 20 came, the norm "
+        "of the model stands for the median; null: any length",
     )
 
 
@@ -70,6 +72,6 @@ class Privacy(Strict):
     noise_multiplier: Annotated[float, BeforeValidator(no_bool), Field(ge=1e-4, le=1e4)] = Field(
         1.0, description="z: the noise in each coordinate is Normal(0, (zC)²)"
     )
-    delta: Annotated[float, BeforeValidator(no_bool), Field(gt=0, lt=1)] = Field(
+    delta: Annotated[float, BeforeValidator(no_bool), Field(ge=1e-12, lt=1)] = Field(
         1e-5, description="δ, at which ε is reported"
     )

@@ -27,12 +27,12 @@ class Buffer:
         self._examples = 0
         self._max_staleness = 0
         self._step: Tensor | None = None  # the sum of the steps
-        self._buffers: Tensor | None = None  # Σ n_j · buffers_j
+        self._buffers: Tensor | None = None  # Σ n_j · buffers_j, in float64: n_j may be large
 
     def add(self, step: Tensor, arrival: Arrival) -> Collected | None:
         """Add the step that this arrival stands for; the buffer's content if that filled it."""
         update = arrival.update
-        buffers = update.num_examples * update.buffers
+        buffers = update.num_examples * update.buffers.double()
         self._step = step.clone() if self._step is None else self._step.to(step.device) + step
         self._buffers = buffers if self._buffers is None else self._buffers.to(buffers.device) + buffers
         self._examples += update.num_examples
@@ -40,7 +40,8 @@ class Buffer:
         self.count += 1
         if self.count < self.size:
             return None
-        full = Collected(self._step, self._buffers / self._examples, self._max_staleness)
+        mean = (self._buffers / self._examples).to(update.buffers.dtype)
+        full = Collected(self._step, mean, self._max_staleness)
         self.count, self._examples, self._max_staleness, self._step, self._buffers = 0, 0, 0, None, None
         return full
 

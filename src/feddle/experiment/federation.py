@@ -63,7 +63,7 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     train = Images(resize(images.train_images, data.image_size), labels, data.channels)
     held_out = Images(resize(images.test_images, data.image_size), images.test_labels, data.channels)
     federation = Federation(
-        build_model(config, images.num_classes),
+        build_model(config, images.num_classes, quiet=quiet),
         PartitionedClients(train, partition),
         partition.sizes,
         _server_share(held_out, server, config, images.num_classes) if len(server) else None,

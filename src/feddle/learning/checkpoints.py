@@ -2,12 +2,12 @@
 
 import io
 import pickle
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -29,10 +29,10 @@ def read_checkpoint(path: Path) -> State:
                 found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise Unusable(f"{path.name} cannot be read ({error.strerror or error})") from error
-    except Unusable:
-        raise
-    except (SafetensorError, pickle.UnpicklingError) as error:
-        raise Unusable(f"{path.name} is not what its name says ({_first_line(error)})") from error
+    except pickle.UnpicklingError as error:
+        named = re.search(r"GLOBAL (\S+)", str(error))  # torch's own words advise to load it unsafely
+        reason = f"it names {named[1]}, which tensors have no use for" if named else "it is no table of tensors"
+        raise Unusable(f"{path.name} is not read: {reason}") from error
     except Exception as error:  # a broken pickle can end in nearly any error
         raise Unusable(f"{path.name} is broken ({type(error).__name__}: {_first_line(error)})") from error
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
@@ -46,7 +46,7 @@ class TensorUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """One of the three globals that tensors are made of."""
         if (module, name) not in _GLOBALS:
-            raise Unusable(f"its pickle names {module}.{name}, which tensors have no use for")
+            raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
         return _GLOBALS[module, name]
 
 

@@ -135,18 +135,20 @@ def _add_adapters(model: Any, adapters: Adapters, folder: Path) -> None:
     """Freeze the model, put adapters into it, and leave the head trainable, with what the weights did not hold."""
     peft = _import("peft")
     targets = adapters.targets if adapters.targets is not None else _query_and_value(model, folder)
+    base = f"{model.base_model_prefix}."
+    outside = [name for name, _ in model.named_modules() if name and not f"{name}.".startswith(base)]
+    options = {"exclude_modules": outside, **adapters.options}  # the head is trained itself
     try:
         config = peft.LoraConfig(
             r=adapters.rank,
             lora_alpha=adapters.alpha,
             lora_dropout=adapters.dropout,
             target_modules=targets if isinstance(targets, str) else list(targets),
-            **adapters.options,
+            **options,
         )
         peft.inject_adapter_in_model(config, model)
     except (TypeError, ValueError) as error:
         raise FeddleError(f"model.lora does not fit the model in {folder}: {str(error).splitlines()[0]}") from error
-    base = f"{model.base_model_prefix}."
     for name, parameter in model.named_parameters():
         if not name.startswith(base):
             parameter.requires_grad_(True)

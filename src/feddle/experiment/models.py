@@ -81,7 +81,9 @@ def _build_pretrained(
 def _build_transformer(model: architectures.Transformers, data: cfg.Data, classes: int, *, quiet: bool) -> nn.Module:
     from feddle.learning.hugging_face import Adapters, load_classifier  # it takes seconds to import
 
-    folder = weights.fetch(model.path, quiet=quiet) if model.path in weights.TRANSFORMERS else Path(model.path)
+    folder = (
+        weights.fetch(model.path, quiet=quiet) if model.path in weights.TRANSFORMERS else Path(model.path).expanduser()
+    )
     lora = model.lora
     adapters = None
     if lora is not None:

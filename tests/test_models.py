@@ -602,6 +602,17 @@ def test_a_text_classifier_takes_token_ids_and_does_not_see_padding(tmp_path: Pa
         model(torch.zeros(1, 3, 16, 16))
 
 
+def test_a_pooler_that_the_weights_do_not_hold_is_trained_with_the_head(tmp_path: Path) -> None:
+    folder = save_bert(tmp_path / "bert")
+    held = read_checkpoint(folder / "model.safetensors")
+    without = {n: t for n, t in held.items() if ".pooler." not in n}
+    assert len(without) == len(held) - 2
+    save_file(without, folder / "model.safetensors", {"format": "pt"})
+    trained = {slot.name for slot in Layout.of(load_classifier(folder, 4, Adapters())).parameters}
+    assert {"model.bert.pooler.dense.weight", "model.bert.pooler.dense.bias", "model.classifier.weight"} <= trained
+    assert all("lora_" in n or "pooler" in n or "classifier" in n for n in trained)
+
+
 def test_a_text_federation_learns(tmp_path: Path) -> None:
     def texts(count: int, seed: int) -> TensorDataset:
         generator = torch.Generator().manual_seed(seed)

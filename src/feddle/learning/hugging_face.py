@@ -70,24 +70,22 @@ def load_classifier(
     transformers = _import("transformers")
     settings = _read_config(folder)
     with _silent(transformers), _telling(folder):
-        model = _load(transformers, folder, settings, classes)
-        images = type(model.config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-    own_size = getattr(model.config, "image_size", None)
-    if images and channels != getattr(model.config, "num_channels", 3):
-        raise FeddleError(
-            f"the model in {folder} takes {model.config.num_channels} channels, got {channels}; set data.channels"
-        )
-    resizable = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
-    resized = images and resizable and image_size is not None and image_size != own_size
+        model, told = _load(transformers, folder, settings, classes)
+    fresh = _check(model, told, folder)
     if adapters is not None:
-        _add_adapters(model, adapters, folder)
-    inputs = Standardise(*_mean_and_deviation(folder, settings)) if images else None
-    padding = None if images else getattr(model.config, "pad_token_id", None)
-    return Classifier(model, inputs=inputs, padding=padding, resized=resized)
+        _add_adapters(model, adapters, fresh, folder)
+    if type(model.config) not in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return Classifier(model, inputs=None, padding=getattr(model.config, "pad_token_id", None), resized=False)
+    expected = getattr(model.config, "num_channels", 3)
+    if channels != expected:
+        raise FeddleError(f"the model in {folder} takes {expected} channels, got {channels}; set data.channels")
+    resizable = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+    resized = resizable and image_size not in (None, getattr(model.config, "image_size", None))
+    return Classifier(model, inputs=Standardise(*_mean_and_deviation(folder, settings)), padding=None, resized=resized)
 
 
-def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes: int) -> Any:
-    """A transformers classifier with the folder's weights and a fresh head."""
+def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes: int) -> tuple[Any, Any]:
+    """A transformers classifier with the folder's weights and a fresh head; and what is to be told of the loading."""
     if is_timm(settings):
         state = read_checkpoint(folder / "model.safetensors")
         config = transformers.ViTConfig(**config_of_timm(state, settings), num_labels=classes)
@@ -95,25 +93,31 @@ def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes:
     else:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, num_labels=classes)
         images = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-        kind = (
-            transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
-        )
-        model, told = _from_pretrained(kind, folder, config, None)
+        kind = "ImageClassification" if images else "SequenceClassification"
+        model, told = _from_pretrained(getattr(transformers, f"AutoModelFor{kind}"), folder, config, None)
+    for _, module in _outside_base(model):  # a head that came with the weights is of another task
+        model._init_weights(module)
+    return model, told
+
+
+def _check(model: Any, told: Mapping[str, Any], folder: Path) -> set[str]:
+    """Refuse weights that do not fit; the names of those in the base that were not there and may be so: a pooler's."""
     base = f"{model.base_model_prefix}."
-    wrong = [
-        n
-        for n in _names(told, "missing_keys")
-        if n.startswith(base) and not n.endswith(_UNUSED) and ".pooler." not in n
-    ]
-    wrong += [n for n in _names(told, "mismatched_keys") if n.startswith(base)]
+    if not any(name.startswith(base) for name, _ in model.named_parameters()):
+        raise FeddleError(f"the model in {folder} cannot be told from its head: it has no part called {base[:-1]}")
+    missing = {n for n in _names(told, "missing_keys") if n.startswith(base) and not n.endswith(_UNUSED)}
+    fresh = {n for n in missing if ".pooler." in n}
+    wrong = sorted((missing - fresh) | {n for n in _names(told, "mismatched_keys") if n.startswith(base)})
     if wrong:
         raise FeddleError(
             f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or has another shape"
         )
-    for name, module in model.named_modules():
-        if name and not f"{name}.".startswith(base):  # a head that came with the weights is of another task
-            model._init_weights(module)
-    return model
+    return fresh
+
+
+def _outside_base(model: Any) -> list[tuple[str, nn.Module]]:
+    base = f"{model.base_model_prefix}."
+    return [(name, module) for name, module in model.named_modules() if name and not f"{name}.".startswith(base)]
 
 
 def _from_pretrained(
@@ -131,13 +135,12 @@ def _from_pretrained(
     )
 
 
-def _add_adapters(model: Any, adapters: Adapters, folder: Path) -> None:
+def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path) -> None:
     """Freeze the model, put adapters into it, and leave the head trainable, with what the weights did not hold."""
     peft = _import("peft")
     targets = adapters.targets if adapters.targets is not None else _query_and_value(model, folder)
-    base = f"{model.base_model_prefix}."
-    outside = [name for name, _ in model.named_modules() if name and not f"{name}.".startswith(base)]
-    options = {"exclude_modules": outside, **adapters.options}  # the head is trained itself
+    # the head is trained itself
+    options = {"exclude_modules": [name for name, _ in _outside_base(model)], **adapters.options}
     try:
         config = peft.LoraConfig(
             r=adapters.rank,
@@ -149,8 +152,9 @@ def _add_adapters(model: Any, adapters: Adapters, folder: Path) -> None:
         peft.inject_adapter_in_model(config, model)
     except (TypeError, ValueError) as error:
         raise FeddleError(f"model.lora does not fit the model in {folder}: {str(error).splitlines()[0]}") from error
+    base = f"{model.base_model_prefix}."
     for name, parameter in model.named_parameters():
-        if not name.startswith(base):
+        if not name.startswith(base) or name.replace(".base_layer", "") in fresh:
             parameter.requires_grad_(True)
 
 
@@ -190,8 +194,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _names(told: Mapping[str, Any], which: str) -> list[str]:
-    return sorted(entry if isinstance(entry, str) else str(entry[0]) for entry in told[which])
+def _names(told: Mapping[str, Any], which: str) -> set[str]:
+    return {entry if isinstance(entry, str) else str(entry[0]) for entry in told[which]}
 
 
 def _import(name: str) -> Any:

@@ -39,6 +39,7 @@ from feddle.learning.pretrained import IMAGENET_MEAN, IMAGENET_STD, Standardise,
 from feddle.learning.resnet import ResNet18
 from feddle.learning.training import Recipe, train
 from feddle.strategies.feddle import Feddle
+from tiny import tiny
 
 SOURCES = Path(feddle.__file__).parent
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
@@ -530,7 +531,7 @@ def coloured(count: int, seed: int) -> TensorDataset:
 CLIENTS, SERVER, TEST = [coloured(40, seed=10 + client) for client in range(8)], coloured(60, 1), coloured(100, 2)
 
 
-def federate(model: Classifier, rounds: int = 6) -> Any:
+def federate(model: Classifier, rounds: int = 6, workers: int = 0) -> Any:
     return feddle.simulate(
         model,
         CLIENTS,
@@ -540,7 +541,7 @@ def federate(model: Classifier, rounds: int = 6) -> Any:
         per_round=4,
         training={"lr": 0.01, "epochs": 2},
         delays={"sigma": 1.0},
-        workers=0,
+        workers=workers,
     )
 
 
@@ -560,6 +561,28 @@ def test_an_update_is_the_adapters_and_the_head_and_there_is_one_base(tmp_path: 
     assert {n: p.data_ptr() for n, p in model.named_parameters()} == places
     assert all(torch.equal(p, base[n]) for n, p in model.named_parameters() if n in base)
     assert run.result["accuracy"] > 0.5  # of three classes
+
+
+def test_workers_train_adapters_to_the_same_bits(tmp_path: Path) -> None:
+    folder = save_vit(tmp_path / "vit")
+    vectors = []
+    for workers in (0, 2):
+        torch.manual_seed(0)
+        run = federate(load_classifier(folder, 3, Adapters(rank=2)), rounds=2, workers=workers)
+        vectors.append(run.server.model.vector)
+    assert torch.equal(*vectors)
+
+
+def test_a_config_runs_a_transformer_with_adapters(tmp_path: Path) -> None:
+    model = {"name": "transformers", "path": str(save_vit(tmp_path / "vit")), "lora": {"rank": 2}}
+    data = {"name": "digits", "image_size": 16, "server": {"samples": 50}}
+    run = feddle.run_config(tiny(model=model, data=data, rounds=2, workers=0), tmp_path / "run")
+    head = 10 * WIDTH + 10
+    assert run.layout.size == LAYERS * 2 * 2 * 2 * WIDTH + head
+    assert run.result["bytes_down"] == 2 * 5 * 4 * run.layout.size
+    kept = read_checkpoint(tmp_path / "run" / "model.safetensors")
+    slots = run.layout.parameters
+    assert torch.equal(torch.cat([kept[s.name].flatten() for s in slots]), run.server.model.vector)
 
 
 def held_bytes() -> int:

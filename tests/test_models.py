@@ -494,9 +494,16 @@ def only_a_pickle(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
 
+def bring_code(folder: Path) -> None:
+    brought = {"model_type": "brought", "auto_map": {"AutoConfig": "code.Brought"}}
+    (folder / "config.json").write_text(json.dumps(brought))
+    (folder / "code.py").write_text("raise SystemExit('it was run')")
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
+        (bring_code, "cannot load the model"),
         (damage_shape, "do not fit its config.json"),
         (damage_layers, "do not fit its config.json.*3.*is missing"),
         (only_a_pickle, "cannot load the model"),

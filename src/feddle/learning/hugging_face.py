@@ -20,6 +20,7 @@ from feddle.learning.timm_vit import config_of_timm, is_timm, state_from_timm
 
 _QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
 _UNUSED = "mask_token"  # of pretraining; a checkpoint may come without it
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no hub, and no code out of a folder
 _HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] as they are
 
 
@@ -91,7 +92,7 @@ def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes:
         config = transformers.ViTConfig(**config_of_timm(state, settings), num_labels=classes)
         model, told = _from_pretrained(transformers.ViTForImageClassification, None, config, state_from_timm(state))
     else:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, num_labels=classes)
+        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL, num_labels=classes)
         images = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         kind = "ImageClassification" if images else "SequenceClassification"
         model, told = _from_pretrained(getattr(transformers, f"AutoModelFor{kind}"), folder, config, None)
@@ -131,7 +132,7 @@ def _from_pretrained(
         output_loading_info=True,
         dtype=torch.float32,
         use_safetensors=True,  # never a pickle
-        local_files_only=True,
+        **_LOCAL,
     )
 
 

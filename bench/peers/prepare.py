@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 from settings import workload_config
 
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.experiment.federation import build_model, build_partition
+from feddle.experiment.federation import build_partition
+from feddle.experiment.models import build_model
 from feddle.learning import datasets
 from feddle.learning.examples import resize
 

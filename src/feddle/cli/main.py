@@ -129,13 +129,15 @@ def resume(folder: Path, quiet: bool) -> None:
 
 
 def _fetch(config: cfg.Config, *, quiet: bool) -> None:
-    """Get the data before the display starts, since a download shows progress of its own."""
+    """Get data and weights before the display starts, since a download shows progress of its own."""
+    from feddle.experiment.models import fetch_weights as fetch_model
     from feddle.learning.datasets import fetch
 
     data = config.data
     fetch(data.name, folder=None if data.folder is None else Path(data.folder), quiet=quiet)
     if data.server.name is not None:
         fetch(data.server.name, quiet=quiet)
+    fetch_model(config.model, quiet=quiet)
 
 
 @contextmanager
@@ -219,6 +221,33 @@ def list_data() -> None:
 def fetch_data(name: str, folder: Path | None, quiet: bool) -> None:
     """Get the data set NAME into the cache ($FEDDLE_DATA)."""
     from feddle.learning.datasets import fetch
+
+    click.echo(fetch(name, folder=folder, quiet=quiet))
+
+
+@app.group()
+def weights() -> None:
+    """Get pretrained weights and see which are here."""
+
+
+@weights.command("list")
+def list_weights() -> None:
+    """List the pretrained weights, and which are here."""
+    from feddle.learning.weights import catalogue
+
+    table = Table("name", "what they are", "download", "here", box=None, pad_edge=False)
+    for entry in catalogue():
+        table.add_row(entry.name, entry.title, f"{entry.megabytes:g} MB", "yes" if entry.cached else "no")
+    Console().print(table)
+
+
+@weights.command("fetch")
+@click.argument("name")
+@click.option("--folder", type=click.Path(path_type=Path), help="Read the official file from this folder.")
+@quiet_option
+def fetch_weights(name: str, folder: Path | None, quiet: bool) -> None:
+    """Get the weights NAME into the cache ($FEDDLE_DATA)."""
+    from feddle.learning.weights import fetch
 
     click.echo(fetch(name, folder=folder, quiet=quiet))
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
+from feddle.experiment.architectures import Cnn, Model
 from feddle.experiment.methods import Feddle, Method
 from feddle.experiment.strict import Count, NonNegative, Positive, Share, Strict, choice, no_bool
 from feddle.experiment.threats import Attack, Checks, NoAttack, Privacy
@@ -69,16 +70,6 @@ class Data(Strict):
     partition: Partition = Dirichlet()
     label_noise: Share = Field(0.0, description="share of the training labels replaced by another class")
     server: ServerData = ServerData()
-
-
-class Cnn(Strict):
-    """The paper's CNN: three convolutions, two linear layers."""
-
-    name: Literal["cnn"] = "cnn"
-    channels: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((32, 64, 64), description="of the convolutions")
-    hidden: Count = Field(512, description="width of the first linear layer")
-    padding: bool = Field(True, description="whether convolutions keep the image's size")
-    pools: int = Field(3, ge=0, le=1000, strict=True, description="2×2 pooling follows this many of the convolutions")
 
 
 class Training(Strict):
@@ -161,5 +152,5 @@ class Config(Plan):
     """A run, whole: the content of a config file."""
 
     data: Data = Data()
-    model: Annotated[Cnn, choice("cnn")] = Cnn()
+    model: Model = Cnn()
     checkpoint: Checkpoints = Checkpoints()

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.experiment import config as cfg
+from feddle.experiment.models import build_model
 from feddle.learning import datasets
 from feddle.learning.examples import Examples, Images, Selection, resize
-from feddle.learning.models import CNN
 from feddle.learning.partition import Partition, add_label_noise, dirichlet, even, server_split
 from feddle.learning.training import Loss
 
@@ -63,7 +63,7 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     train = Images(resize(images.train_images, data.image_size), labels, data.channels)
     held_out = Images(resize(images.test_images, data.image_size), images.test_labels, data.channels)
     federation = Federation(
-        build_model(config, images.num_classes),
+        build_model(config, images.num_classes, quiet=quiet),
         PartitionedClients(train, partition),
         partition.sizes,
         _server_share(held_out, server, config, images.num_classes) if len(server) else None,
@@ -112,19 +112,3 @@ def build_partition(config: cfg.Config, labels: Tensor) -> Partition:
             return even(len(labels), clients, seed)
         case _:
             assert_never(config.data.partition)
-
-
-def build_model(config: cfg.Config, classes: int) -> nn.Module:
-    """The model that a config names, its weights drawn from the run's seed."""
-    model, data = config.model, config.data
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(config.seed, "model"))
-        return CNN(
-            classes,
-            image_size=data.image_size,
-            in_channels=data.channels,
-            channels=model.channels,
-            hidden=model.hidden,
-            padding=model.padding,
-            pools=model.pools,
-        )

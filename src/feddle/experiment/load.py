@@ -102,7 +102,8 @@ def explain(error: ValidationError, tree: dict[str, Any]) -> str:
     """The first problem as one line: key, what was expected, what came; and how many more there are."""
     problems = error.errors()
     first, more = problems[0], len(problems) - 1
-    where = ".".join(_keys(first["loc"], tree))
+    keys = _keys(first["loc"], tree)
+    where = ".".join([*keys, str(first["loc"][-1])] if first["type"] == "missing" else keys)
     return (f"{where}: " if where else "") + _problem(first) + (f" (and {more} more)" if more else "")
 
 

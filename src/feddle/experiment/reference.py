@@ -30,7 +30,8 @@ def _section(model: type[BaseModel], path: str) -> str:
         if members:
             below += [_below(member, key, len(members) > 1 or "name" in member.model_fields) for member in members]
         elif name != "name" or not path:
-            rows.append(f"| `{key}` | `{_default(field)}` | {_cell(field.description or '')} |")
+            default = "required" if field.is_required() else f"`{_default(field)}`"
+            rows.append(f"| `{key}` | {default} | {_cell(field.description or '')} |")
     table = ["| key | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
     return "\n".join([*table, *below])
 

@@ -25,10 +25,11 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Eighteen layers in four stages, for images of any size from 32 up."""
+    """Eighteen layers in four stages, for images of any size from 32 up; `inputs` prepares them."""
 
-    def __init__(self, classes: int, *, in_channels: int = 3) -> None:
+    def __init__(self, classes: int, *, in_channels: int = 3, inputs: nn.Module | None = None) -> None:
         super().__init__()
+        self.inputs = inputs or nn.Identity()
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
@@ -42,7 +43,7 @@ class ResNet18(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (n, C, H, W) to logits (n, classes)."""
-        features = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        features = self.maxpool(self.relu(self.bn1(self.conv1(self.inputs(images)))))
         features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
         logits: Tensor = self.fc(self.avgpool(features).flatten(1))
         return logits

@@ -1,0 +1,90 @@
+"""A plain ViT's checkpoint in timm's layout, told in the names that Hugging Face publishes ViT under."""
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any
+
+from torch import Tensor
+
+from feddle.core.errors import FeddleError
+
+_HEAD_WIDTH = 64  # of an attention head, in every plain ViT of timm's
+_WHOLE = {
+    "cls_token": "vit.embeddings.cls_token",
+    "pos_embed": "vit.embeddings.position_embeddings",
+    "patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
+    "norm": "vit.layernorm",
+}
+_IN_BLOCK = {
+    "norm1": "layernorm_before",
+    "attn.proj": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+
+
+def is_timm(settings: Mapping[str, Any]) -> bool:
+    """Whether a config.json is one of timm's: it names an architecture, and no type that transformers knows."""
+    return "architecture" in settings and "model_type" not in settings
+
+
+def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What transformers' ViTConfig has to be told, read off the weights."""
+    try:
+        width, channels, patch, _ = state["patch_embed.proj.weight"].shape
+        side = isqrt(state["pos_embed"].shape[1] - 1)
+        hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
+    except (KeyError, ValueError) as error:
+        raise _not_plain(settings, str(error)) from error
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": len({name.split(".")[1] for name in state if name.startswith("blocks.")}),
+        "num_attention_heads": settings.get("model_args", {}).get("num_heads", max(1, width // _HEAD_WIDTH)),
+        "intermediate_size": hidden,
+        "image_size": side * patch,
+        "patch_size": patch,
+        "num_channels": channels,
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+    }
+
+
+def state_from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights but for the head; a tensor that a plain ViT does not have is refused."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if name.startswith("head."):
+            continue
+        if name in _WHOLE:
+            renamed[_WHOLE[name]] = tensor
+            continue
+        layer, _, kind = name.rpartition(".")
+        if layer in _WHOLE:
+            renamed[f"{_WHOLE[layer]}.{kind}"] = tensor
+        else:
+            renamed |= _block(layer, kind, tensor)
+    return renamed
+
+
+def _block(layer: str, kind: str, tensor: Tensor) -> dict[str, Tensor]:
+    blocks, number, inside = [*layer.split(".", 2), "", ""][:3]
+    place = f"vit.encoder.layer.{number}"
+    if blocks == "blocks" and inside in _IN_BLOCK:
+        return {f"{place}.{_IN_BLOCK[inside]}.{kind}": tensor}
+    if blocks == "blocks" and inside == "attn.qkv":
+        parts = tensor.chunk(3)  # timm keeps the three in one matrix
+        names = ("query", "key", "value")
+        return {
+            f"{place}.attention.attention.{n}.{kind}": part.contiguous() for n, part in zip(names, parts, strict=True)
+        }
+    raise FeddleError(
+        f"the checkpoint in timm's layout holds {layer}.{kind}, which a plain ViT does not have; "
+        "save it with transformers and name that folder"
+    )
+
+
+def _not_plain(settings: Mapping[str, Any], missing: str) -> FeddleError:
+    return FeddleError(
+        f"timm's {settings['architecture']} is no plain ViT (expected {missing}); save it with transformers instead"
+    )

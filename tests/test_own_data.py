@@ -218,17 +218,17 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     ),
     "unknown split": (
         lambda f: broken_table(f, all_in("tets")),
-        "the split of row 0 (from 0) is 'tets'; it should be train or test",
+        "mine.csv has the split 'tets'; it should be train, test or server",
     ),
     "only a test": (
         lambda f: broken_table(f, all_in("test")),
-        "every row is for the test; training needs some too",
+        "no row is for training; give some the split train",
     ),
     "no class folders": (folders("", images=["a.png"]), "holds no folders; it should hold one for each class"),
     "empty class": (folders("cats", images=["dogs/a.png"]), "mine/cats holds no images (.jpg, .jpeg, .png, …)"),
     "class of the test alone": (
         folders(images=["train/a/1.png", "train/b/1.png", "test/c/1.png"]),
-        "test has the class 'c', but",
+        "has no training image of the class 'c'",
     ),
     "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "2 images are too few to hold out 0.2 of them"),
     "not an archive": (file_with("mine.npz", b"PK nothing"), "as a NumPy archive without pickled objects"),
@@ -637,6 +637,48 @@ def test_label_noise_changes_its_share_of_the_labels_and_nothing_else(tmp_path: 
     assert clean.test is not None
     assert noisy.test is not None
     assert torch.equal(all_of(clean.test)[1], all_of(noisy.test)[1])
+
+
+def test_rows_of_the_servers_own(tmp_path: Path) -> None:
+    parts = ("train", "train", "server", "test")
+    path = table(tmp_path / "csv", split=lambda i: parts[i % 4])
+    federation = build_federation(config_of(path))
+    assert federation.server is not None
+    assert federation.test is not None
+    assert federation.out_of_domain is None
+    assert (int(federation.sizes.sum()), len(federation.server), len(federation.test)) == (18, 9, 9)
+    some = build_federation(config_of(path, data={"server": {"samples": 4}})).server
+    assert some is not None
+    rows = [i for i in range(36) if i % 4 == 2]
+    reds = {min(255, list(COLOURS.values())[i % 3][0] + i % 15): i % 3 for i in rows}
+    inputs, labels = all_of(some)
+    assert [reds[int(((image[0, 0, 0] + 1) * 127.5).round())] for image in inputs] == labels.tolist()
+    assert len(labels) == 4
+    with pytest.raises(FeddleError, match=r"data.server.samples must be from 1 to the 9 images of .*mine.csv, got 10"):
+        build_federation(config_of(path, data={"server": {"samples": 10}}))
+
+
+@pytest.mark.parametrize("kind", ["images", "npz", "huggingface"])
+def test_a_part_for_the_server_in_every_kind_of_data(tmp_path: Path, kind: str) -> None:
+    sizes = {"train": 12, "test": 6, "server": 3}
+    path = tmp_path / "mine"
+    match kind:
+        case "images":
+            for part, size in sizes.items():
+                for i in range(size):
+                    paint(path / part / list(COLOURS)[i % 3] / f"{i}.png", "blue")
+        case "npz":
+            path = tmp_path / "mine.npz"
+            images = {f"{part}_images": np.zeros((size, 8, 8), np.uint8) for part, size in sizes.items()}
+            archive(**images, **{f"{part}_labels": np.arange(size) % 3 for part, size in sizes.items()})(tmp_path)
+        case _:
+            held = {part: dataset((list(COLOURS) * 4)[:size]) for part, size in sizes.items()}
+            hf.DatasetDict(held).save_to_disk(path)
+    collection = open_data(config_of(path, kind).data)
+    assert collection.server is not None
+    assert collection.test is not None
+    assert [len(collection.train), len(collection.test), len(collection.server)] == list(sizes.values())
+    assert collection.server.labels.tolist() == [0, 1, 2]
 
 
 def test_another_table_at_the_server(tmp_path: Path) -> None:

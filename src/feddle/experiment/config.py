@@ -58,7 +58,7 @@ class Columns(Strict):
     image: str | None = Field(None, description="the image, or its path; usually `path` or `image`")
     label: str | None = Field(None, description="the class; usually `label`")
     client: str | None = Field(None, description="whose it is; usually `client`; it may be missing")
-    split: str | None = Field(None, description="`train` or `test`; usually `split`; it may be missing")
+    split: str | None = Field(None, description="`train`, `test` or `server`; usually `split`; it may be missing")
 
 
 def require_place(name: str | None, path: str | None, folder: str | None) -> None:

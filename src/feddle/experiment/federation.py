@@ -13,6 +13,7 @@ from feddle.experiment import config as cfg
 from feddle.experiment.data import build_collection, build_examples, build_partition, is_outside, open_data
 from feddle.experiment.models import build_model
 from feddle.learning.augmentation import Augment, crop_flip
+from feddle.learning.collection import Collection, Labelled
 from feddle.learning.examples import Examples, Images, Selection
 from feddle.learning.partition import Partition, add_label_noise, server_split
 from feddle.learning.pictures import PictureExamples
@@ -56,9 +57,10 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     collection = build_collection(config, quiet=quiet)
     train, held_out = collection.train, collection.test
     assert held_out is not None
-    outside = is_outside(data)
+    outside, own = is_outside(data), collection.server
     samples = min(1000, len(held_out) // 2) if data.server.samples is None else data.server.samples
-    server, test = server_split(len(held_out), 0 if outside else samples, seed_for(seed, "server split"))
+    taken = 0 if outside or own is not None else samples
+    server, test = server_split(len(held_out), taken, seed_for(seed, "server split"))
     partition = build_partition(config, train)
     labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
     measured = build_examples(held_out, held_out.labels, data, collection.name)
@@ -71,31 +73,38 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
         samples_per_round=data.server.samples_per_round,
         augment=crop_flip if data.augmentation == "crop-flip" else None,
     )
-    return _guided_from_outside(federation, config, quiet) if outside else federation
+    if outside:
+        return _guided_from_outside(federation, config, quiet)
+    if own is None:
+        return federation
+    return replace(federation, server=_drawn(own, config, collection))
 
 
 def _guided_from_outside(federation: Federation, config: cfg.Config, quiet: bool) -> Federation:
     """The same federation, with training images of another data set at the server; they stay as they are on disk."""
-    data, server = config.data, config.data.server
-    collection = open_data(server, quiet=quiet)
-    rows = collection.train
-    samples = len(rows) if server.samples is None else server.samples
-    if not 0 < samples <= len(rows):
-        raise FeddleError(
-            f"data.server.samples must be from 1 to the {len(rows)} images of {collection.name}, got {samples}"
-        )
-    order = numpy_generator(seed_for(config.seed, "server split")).permutation(len(rows))
-    share = torch.from_numpy(order[:samples])
-    if not isinstance(rows.images, Tensor):  # so that what is kept of them is of those that are used
-        rows, share = rows.select(share), torch.arange(samples)
-    everything = build_examples(rows, rows.labels, data, collection.name, lazily=True)
+    collection = open_data(config.data.server, quiet=quiet)
     return replace(
         federation,
-        server=_server_share(everything, share, config, collection.classes),
+        server=_drawn(collection.train, config, collection),
         out_of_domain=collection.name,
         server_classes=collection.classes,
         witness=federation.test,
     )
+
+
+def _drawn(rows: Labelled, config: cfg.Config, collection: Collection) -> Examples | None:
+    """As many of the rows as a config asks for, all by default, as what the server holds."""
+    data, count = config.data, len(rows)
+    samples = count if data.server.samples is None else data.server.samples
+    if not 0 < samples <= count:
+        raise FeddleError(
+            f"data.server.samples must be from 1 to the {count} images of {collection.name}, got {samples}"
+        )
+    share = torch.from_numpy(numpy_generator(seed_for(config.seed, "server split")).permutation(count)[:samples])
+    if not isinstance(rows.images, Tensor):  # so that what is kept of them is of those that are used
+        rows, share = rows.select(share), torch.arange(samples)
+    examples = build_examples(rows, rows.labels, data, collection.name, lazily=True)
+    return _server_share(examples, share, config, collection.classes)
 
 
 def _server_share(images: Images | PictureExamples, share: Tensor, config: cfg.Config, classes: int) -> Examples:

@@ -21,7 +21,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> Config:
     """Check a config's tree; an error names the file, the key and the remedy in one line."""
-    tree = lay_over(tree, overrides)
+    for override in overrides:
+        tree = _override(tree, override)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -74,13 +75,6 @@ def _suggest(path: Path) -> str:
     names = [p.name for p in folder.glob("*.yaml")] if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1)
     return f"; did you mean {folder / near[0]}?" if near else ""
-
-
-def lay_over(tree: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The tree with dotted overrides laid over it, in order."""
-    for override in overrides:
-        tree = _override(tree, override)
-    return tree
 
 
 def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Protocol, Self
 
 import numpy as np
@@ -12,6 +13,15 @@ from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator
 
 NOBODY = -1  # the owner of an image that belongs to no client
+
+
+class Part(IntEnum):
+    """What an image is for."""
+
+    TRAIN = 0
+    TEST = 1
+    SERVER = 2
+    NOTHING = 3
 
 
 class Pictures(Protocol):
@@ -53,6 +63,7 @@ class Collection:
     train: Labelled
     test: Labelled | None
     classes: int
+    server: Labelled | None = None  # what the server has of its own, of the same classes; else it takes from `test`
 
 
 def ranks(values: Sequence[str] | Sequence[int]) -> tuple[Tensor, list[str]]:
@@ -65,12 +76,13 @@ def ranks(values: Sequence[str] | Sequence[int]) -> tuple[Tensor, list[str]]:
     return torch.from_numpy(rank.reshape(-1).astype(np.int64)), [str(value) for value in distinct]
 
 
-def divided(name: str, rows: Labelled, test: Tensor | None, classes: int) -> Collection:
-    """A collection of rows, of which `test` (a mask) says which measure accuracy; none: a share is to be held out."""
-    if test is None or not test.any():
+def divided(name: str, rows: Labelled, parts: Tensor | None, classes: int) -> Collection:
+    """A collection of rows, each for its `Part`; without parts, all are for training."""
+    if parts is None or not parts.any():
         return Collection(name, rows, None, classes)
-    train, held = (rows.select(mask.nonzero().flatten()) for mask in (~test, test))
-    return Collection(name, train, held, classes)
+    index = {part: (parts == part).nonzero().flatten() for part in Part}
+    test, server = (rows.select(index[p]) if len(index[p]) else None for p in (Part.TEST, Part.SERVER))
+    return Collection(name, rows.select(index[Part.TRAIN]), test, classes, server)
 
 
 def require_classes(collection: Collection, names: Sequence[str]) -> Collection:
@@ -129,6 +141,6 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
             f"{collection.name}: its {len(rows)} images are too few to hold out {share:g} of them for measuring "
             "accuracy; raise data.test_share, or say which are for the test"
         )
-    test = torch.zeros(len(rows), dtype=torch.bool)
-    test[torch.from_numpy(chosen)] = True
-    return divided(collection.name, rows, test, collection.classes)
+    parts = torch.zeros(len(rows), dtype=torch.int64)
+    parts[torch.from_numpy(chosen)] = Part.TEST
+    return replace(divided(collection.name, rows, parts, collection.classes), server=collection.server)

@@ -55,7 +55,7 @@ def read_femnist(place: Path) -> Collection:
         tensors = _decode_femnist(files)
         _keep(kept, tensors)
     rows = Labelled(tensors["images"], tensors["labels"], tensors["owners"])
-    return divided("femnist", rows, tensors["test"].bool(), FEMNIST_CLASSES)
+    return divided("femnist", rows, tensors["test"], FEMNIST_CLASSES)
 
 
 def _decode_femnist(files: list[tuple[bool, Path]]) -> dict[str, Tensor]:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.learning.collection import Collection
-from feddle.learning.tables import labelled_rows
+from feddle.learning.tables import SERVER, labelled_rows
 
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
-# images, labels, clients and splits; or for train and test each, as MedMNIST and Keras name them
+# images, labels, clients and splits; or for train, test and server each, as MedMNIST and Keras name them
 _WHOLE = (("images", "x"), ("labels", "y"), ("clients", "client"), ("splits", "split"))
-_HALVES = (("{}_images", "x_{}"), ("{}_labels", "y_{}"), ("{}_clients", "client_{}"))
+_PARTS = (("{}_images", "x_{}"), ("{}_labels", "y_{}"), ("{}_clients", "client_{}"))
 
 
 def read_npz(path: Path) -> Collection:
@@ -30,31 +30,36 @@ def read_npz(path: Path) -> Collection:
     if _first(arrays, _WHOLE[0]) is not None:
         images, labels, clients, splits = (_first(arrays, names) for names in _WHOLE)
         return _from_arrays(path, images, labels, clients, splits)
-    train, test = ([_first(arrays, [n.format(half) for n in names]) for names in _HALVES] for half in ("train", "test"))
-    if train[0] is None:
+    held = {
+        part: [_first(arrays, [n.format(part) for n in names]) for names in _PARTS]
+        for part in ("train", "test", SERVER)
+    }
+    sizes = {part: len(images) for part, (images, _, _) in held.items() if images is not None}
+    if "train" not in sizes:
         raise FeddleError(
             f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold images and labels (and clients, split), or "
             "train_images, train_labels, test_images and test_labels"
         )
-    if test[0] is None:
-        return _from_arrays(path, train[0], train[1], train[2], None)
-    splits = np.array(["train"] * len(train[0]) + ["test"] * len(test[0]))
-    if train[2] is not None and test[2] is None:
-        train[2], test[2] = train[2].astype(str), np.full(len(test[0]), "")
-    images, labels, clients = (_joined(path, *pair) for pair in zip(train, test, strict=True))
-    return _from_arrays(path, images, labels, clients, splits)
+    columns = [[held[part][i] for part in sizes] for i in range(len(_PARTS))]
+    if any(column is not None for column in columns[2]):  # where no client is named, the images are nobody's
+        each = zip(columns[2], sizes.values(), strict=True)
+        columns[2] = [np.full(size, "") if column is None else column.astype(str) for column, size in each]
+    images, labels, clients = (_joined(path, parts) for parts in columns)
+    return _from_arrays(path, images, labels, clients, np.repeat(list(sizes), list(sizes.values())))
 
 
 def _first(arrays: dict[str, Array], names: Sequence[str]) -> Array | None:
     return next((arrays[name] for name in names if name in arrays), None)
 
 
-def _joined(path: Path, first: Array | None, second: Array | None) -> Array | None:
-    if first is None or second is None:
+def _joined(path: Path, parts: Sequence[Array | None]) -> Array | None:
+    arrays = [part for part in parts if part is not None]
+    if len(arrays) < len(parts):
         return None
-    if first.shape[1:] != second.shape[1:]:
-        raise FeddleError(f"{path}: an item of train has the shape {first.shape[1:]}, of test {second.shape[1:]}")
-    return np.concatenate([first, second])
+    for other in arrays[1:]:
+        if other.shape[1:] != arrays[0].shape[1:]:
+            raise FeddleError(f"{path}: what is in train has the shape {arrays[0].shape}, elsewhere {other.shape}")
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _from_arrays(

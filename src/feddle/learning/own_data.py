@@ -4,10 +4,10 @@ from pathlib import Path
 
 from feddle.core.errors import FeddleError
 from feddle.learning.collection import Collection
-from feddle.learning.huggingface import read_huggingface
 from feddle.learning.kinds import KINDS, Kind
 from feddle.learning.numpy_archive import read_npz
 from feddle.learning.own_files import read_csv, read_folder
+from feddle.learning.stored_dataset import read_huggingface
 from feddle.learning.tables import Columns
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from feddle.core.errors import FeddleError
 from feddle.learning.collection import Collection
 from feddle.learning.pictures import ENDINGS, Files, require_pillow
-from feddle.learning.tables import TEST, TRAIN, USUAL, Columns, labelled_rows
+from feddle.learning.tables import SERVER, TEST, TRAIN, USUAL, Columns, labelled_rows
 
 
 def read_csv(path: Path, columns: Columns) -> Collection:
@@ -52,24 +52,23 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
 
 
 def read_folder(path: Path, tests: Sequence[str] = TEST) -> Collection:
-    """A folder of images, a folder for each class; these may be below `train` and one of `tests`."""
+    """A folder of images, a folder for each class; these may be below `train`, one of `tests` and `server`."""
     require_pillow(str(path))
-    train, test = (next((path / n for n in names if (path / n).is_dir()), None) for names in (TRAIN, tests))
+    root = path.resolve()
+    train = next((name for name in TRAIN if (root / name).is_dir()), None)
     if train is None:
-        names, labels = _class_folders(path)
-        return labelled_rows(str(path), Files.of(path.resolve(), names), labels, None, None)
-    names, labels = _class_folders(train)
-    splits, held = ["train"] * len(names), [] if test is None else list(zip(*_class_folders(test), strict=True))
-    known = set(labels)
-    for name, label in held:
-        if label not in known:
-            raise FeddleError(f"{test} has the class {label!r}, but {train} has not; the classes must be the same")
-        names.append(name)
-        labels.append(label)
-        splits.append("test")
-    roots = {"train": train.name, "test": test.name if test else ""}
-    places = [os.path.join(roots[split], name) for split, name in zip(splits, names, strict=True)]  # noqa: PTH118
-    return labelled_rows(str(path), Files.of(path.resolve(), places), labels, None, splits)
+        names, labels = _class_folders(root)
+        return labelled_rows(str(path), Files.of(root, names), labels, None, None)
+    test = next((name for name in tests if (root / name).is_dir()), None)
+    places: list[str] = []
+    labels, splits = [], []
+    for folder, split in ((train, "train"), (test, "test"), (SERVER, SERVER)):
+        if folder is not None and (root / folder).is_dir():
+            names, own = _class_folders(root / folder)
+            places += [f"{folder}/{name}" for name in names]
+            labels += own
+            splits += [split] * len(own)
+    return labelled_rows(str(path), Files.of(root, places), labels, None, splits)
 
 
 def _class_folders(root: Path) -> tuple[list[str], list[str]]:

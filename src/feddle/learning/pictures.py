@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -151,29 +150,3 @@ class PictureExamples:
             pixels[row] = self.pictures.decode(i, self.size, self.channels)
             self.memory.put(i, pixels[row])
         return normalised(pixels, self.channels), self.labels[index]
-
-
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """Images inside a Hugging Face dataset, as the files that were put there."""
-
-    dataset: Any
-    column: str
-    rows: Tensor
-    name: str
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def select(self, index: Tensor) -> "Stored":
-        """See `Pictures`."""
-        return Stored(self.dataset, self.column, self.rows[index], self.name)
-
-    def decode(self, index: int, size: int, channels: int) -> Tensor:
-        """See `Pictures`."""
-        row = int(self.rows[index])
-        held, title = self.dataset[row][self.column], f"in row {row} of {self.name}"
-        if held is None:
-            raise FeddleError(f"there is no image {title}; leave that row out")
-        source = Path(held["path"]) if held["bytes"] is None else io.BytesIO(held["bytes"])
-        return decode_picture(source, size, channels, title)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from feddle.core.errors import FeddleError
-from feddle.learning.collection import NOBODY, Collection, Labelled, Pictures, divided, ranks, require_classes
+from feddle.learning.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks, require_classes
 
 Column = Literal["image", "label", "client", "split"]
 # The names that a column goes by where none is said, in the order in which they are looked for.
@@ -19,7 +19,7 @@ USUAL: dict[Column, tuple[str, ...]] = {
     "client": ("client", "client_id", "user", "user_id", "writer_id"),
     "split": ("split",),
 }
-TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
+TRAIN, TEST, SERVER = ("train", "training"), ("test", "val", "valid", "validation"), "server"
 
 
 @dataclass(frozen=True)
@@ -54,32 +54,27 @@ def labelled_rows(
     splits: Sequence[str] | None,
 ) -> Collection:
     """Classes and clients numbered in the order of their names; an empty client is nobody."""
+    if "" in labels:
+        raise FeddleError(f"{name}: row {list(labels).index('')} (from 0) has no label; add it or leave the row out")
     numbers, classes = ranks(labels)
     owners = None
     if clients is not None:
         known = [i for i, client in enumerate(clients) if client]
         owners = torch.full((len(labels),), NOBODY)
         owners[known] = ranks([clients[i] for i in known])[0]
-    rows = Labelled(images, numbers, owners)
-    test = None
-    if splits is not None:
-        kept, test = _parts(name, splits)
-        rows, test = rows if kept.all() else rows.select(kept.nonzero().flatten()), test[kept]
-    return require_classes(divided(name, rows, test, len(classes)), classes)
+    parts = None if splits is None else _parts(name, splits)
+    return require_classes(divided(name, Labelled(images, numbers, owners), parts, len(classes)), classes)
 
 
-def _parts(name: str, splits: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Which rows are kept, and which are for the test; a row without a split is for training.
-
-    Validation rows stand in for test rows, and are left out where there are any.
-    """
-    known = (*TRAIN, *TEST, "")
-    for row, split in enumerate(splits):
-        if split.lower() not in known:
-            raise FeddleError(f"{name}: the split of row {row} (from 0) is {split!r}; it should be train or test")
-    tested, validated = (torch.tensor([s.lower() in names for s in splits]) for names in (TEST[:1], TEST[1:]))
-    kept = ~validated if tested.any() else torch.ones_like(tested)
-    test = tested if tested.any() else validated
-    if test[kept].all():
-        raise FeddleError(f"{name}: every row is for the test; training needs some too")
-    return kept, test
+def _parts(name: str, splits: Sequence[str]) -> Tensor:
+    """The `Part` of each row: without a split it is for training; validation rows stand in for missing test rows."""
+    known = {**dict.fromkeys((*TRAIN, ""), Part.TRAIN), TEST[0]: Part.TEST, SERVER: Part.SERVER}
+    others = dict.fromkeys(TEST[1:], Part.NOTHING if any(s.lower() == TEST[0] for s in splits) else Part.TEST)
+    try:
+        parts = torch.tensor([(known | others)[split.lower()] for split in splits])
+    except KeyError as error:
+        split = error.args[0]
+        raise FeddleError(f"{name} has the split {split!r}; it should be train, test or server") from error
+    if not (parts == Part.TRAIN).any():
+        raise FeddleError(f"{name}: no row is for training; give some the split train")
+    return parts

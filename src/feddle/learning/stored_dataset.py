@@ -1,14 +1,19 @@
 """Hugging Face datasets of images on disk."""
 
+import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.learning.collection import Collection
-from feddle.learning.pictures import Stored, require_pillow
-from feddle.learning.tables import TEST, TRAIN, Columns, labelled_rows
+from feddle.learning.pictures import decode_picture, require_pillow
+from feddle.learning.tables import SERVER, TEST, TRAIN, Columns, labelled_rows
+
+_SPLITS = {"train": TRAIN, "test": TEST, "server": (SERVER,)}
 
 
 def read_huggingface(path: Path, columns: Columns) -> Collection:
@@ -25,11 +30,12 @@ def read_huggingface(path: Path, columns: Columns) -> Collection:
         raise FeddleError(f"cannot read {path} as a Hugging Face dataset on disk ({reason})") from error
     splits = None
     if isinstance(loaded, datasets.DatasetDict):
-        halves = [next((loaded[n] for n in names if n in loaded), None) for names in (TRAIN, TEST)]
-        if halves[0] is None:
+        names = {s: next((n for n in usual if n in loaded), None) for s, usual in _SPLITS.items()}
+        if names["train"] is None:
             raise FeddleError(f"{path} has the splits {', '.join(map(str, loaded))}, but none that is called train")
-        splits = [s for s, half in zip(("train", "test"), halves, strict=True) for _ in range(len(half or ()))]
-        loaded = datasets.concatenate_datasets([half for half in halves if half is not None])
+        present = {split: loaded[name] for split, name in names.items() if name is not None}
+        splits = [split for split, held in present.items() for _ in range(len(held))]
+        loaded = datasets.concatenate_datasets(list(present.values()))
     return _from_dataset(str(path), loaded.with_format(None), columns, splits)
 
 
@@ -51,3 +57,29 @@ def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] |
     labels = texts[label]
     assert labels is not None
     return labelled_rows(name, pictures, labels, texts[client], texts[split] if splits is None else splits)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Images inside a Hugging Face dataset, as the files that were put there."""
+
+    dataset: Any
+    column: str
+    rows: Tensor
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, index: Tensor) -> "Stored":
+        """See `Pictures`."""
+        return Stored(self.dataset, self.column, self.rows[index], self.name)
+
+    def decode(self, index: int, size: int, channels: int) -> Tensor:
+        """See `Pictures`."""
+        row = int(self.rows[index])
+        held, title = self.dataset[row][self.column], f"in row {row} of {self.name}"
+        if held is None:
+            raise FeddleError(f"there is no image {title}; leave that row out")
+        source = Path(held["path"]) if held["bytes"] is None else io.BytesIO(held["bytes"])
+        return decode_picture(source, size, channels, title)

@@ -14,8 +14,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from command import Said, feddle
+from feddle import by_client, by_dirichlet, simulate
 from feddle.core.errors import FeddleError
 from feddle.experiment.config import Config
 from feddle.experiment.data import build_collection, open_data
@@ -24,7 +27,10 @@ from feddle.experiment.load import parse_config
 from feddle.experiment.run import Run
 from feddle.learning.augmentation import crop_flip
 from feddle.learning.collection import NOBODY, Collection, Labelled, among_drawn, held_out, ranks
+from feddle.learning.datasets import load
+from feddle.learning.examples import resize
 from feddle.learning.pictures import Files, PictureExamples
+from tiny import TINY, tiny
 
 Row = tuple[str, ...]
 Command = Callable[..., Said]
@@ -740,3 +746,56 @@ def test_augmentation_changes_training_and_not_the_test(tmp_path: Path) -> None:
     assert not torch.equal(model_after(plain), model_after(changed))
     tests = [build_federation(config).test for config in (plain, changed)]
     assert torch.equal(all_of(tests[0])[0], all_of(tests[1])[0])
+
+
+# --- the same data, whatever it comes as; and any torch dataset
+
+
+def tiny_digits(tmp_path: Path) -> dict[str, Config]:
+    """The same run on the digits as they are built in, as an archive, and as files that a table names."""
+    digits = load("digits", quiet=True)
+    arrays = {name: getattr(digits, name).numpy() for name in ("train_images", "train_labels", "test_images")}
+    np.savez(tmp_path / "digits.npz", **arrays, test_labels=digits.test_labels.numpy())
+    rows: list[Row] = []
+    for part, images, labels in (
+        ("train", digits.train_images, digits.train_labels),
+        ("test", digits.test_images, digits.test_labels),
+    ):
+        for i, (image, label) in enumerate(zip(resize(images, 28), labels.tolist(), strict=True)):
+            Image.fromarray(image[0].numpy()).save(tmp_path / f"{part}{i}.png", compress_level=0)
+            rows.append((f"{part}{i}.png", str(label), part))
+    write_csv(tmp_path / "digits.csv", ("path", "label", "split"), rows)
+    held = {key: value for key, value in TINY["data"].items() if key != "name"}
+    return {
+        "digits": tiny(workers=0, rounds=2),
+        "npz": tiny(workers=0, rounds=2, data={**held, "name": "npz", "path": str(tmp_path / "digits.npz")}),
+        "csv": tiny(workers=0, rounds=2, data={**held, "name": "csv", "path": str(tmp_path / "digits.csv")}),
+    }
+
+
+def test_the_same_images_give_the_same_bits_whatever_they_come_as(tmp_path: Path) -> None:
+    models = {name: model_after(config) for name, config in tiny_digits(tmp_path).items()}
+    assert torch.equal(models["npz"], models["digits"])
+    assert torch.equal(models["csv"], models["digits"])
+
+
+def test_any_torch_dataset_is_spread_over_clients() -> None:
+    points = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    labels = (points[:, 0] > 0).long()
+    data = TensorDataset(points, labels)
+    owners = [f"phone {i % 7}" for i in range(60)]
+    own = by_client(data, owners)
+    assert [len(client) for client in own] == [9, 9, 9, 9, 8, 8, 8]
+    assert torch.equal(own[3].take(torch.arange(9))[0], points[3::7])
+    spread = by_dirichlet(data, labels, 5, alpha=1.0, seed=1)
+    assert sum(len(client) for client in spread) == 60
+    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    for clients in (own, spread):
+        run = simulate(model, clients, server=data, test=data, rounds=2, per_round=2, delays={"sigma": 0}, workers=0)
+        assert run.result["accuracy"] is not None
+    with pytest.raises(FeddleError, match="expected a client for each of the 60 examples"):
+        by_client(data, owners[:59])
+    with pytest.raises(FeddleError, match="expected a label for each of the 60 examples"):
+        by_dirichlet(data, labels[:1], 5)
+    with pytest.raises(FeddleError, match="clients must be 1 or more, got 0"):
+        by_dirichlet(data, labels, 0)

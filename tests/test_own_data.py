@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from feddle.core.errors import FeddleError
 from feddle.experiment.config import Config
 from feddle.experiment.data import build_collection, open_data
 from feddle.experiment.federation import build_federation
+from feddle.experiment.folder import run_config
 from feddle.experiment.load import parse_config
 from feddle.experiment.run import Run
 from feddle.learning.augmentation import crop_flip
@@ -117,21 +119,39 @@ def test_data_takes_the_place_of_that_of_a_config(tmp_path: Path, command: Comma
         assert kept["clients"]["count"] == 6  # the config's: at most so many
 
 
-def test_a_run_of_your_own_data_is_resumed_from_another_folder(
+def stop(line: dict[str, Any]) -> None:
+    raise InterruptedError(line["round"])
+
+
+def test_a_stopped_run_goes_on_from_any_folder_but_not_with_other_data(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table(tmp_path)
-    options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key != "clients"]
-    assert command("run", "--data", "mine.csv", *options, "-odata.image_size=28", "--out", "run").code == 0
-    (tmp_path / "run" / "result.json").unlink()
+    path = table(tmp_path)
+    for name in ("run", "other"):
+        with pytest.raises(InterruptedError):
+            run_config(config_of(path, checkpoint={"every": 1}), tmp_path / name, stop)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    said = command("resume", "../run")
+    said = command("resume", "../run", "-q")
     assert said.code == 0, said.err
     assert json.loads((tmp_path / "run" / "result.json").read_text())["finished"]
+    path.write_text(path.read_text().replace("0.png,amber", "0.png,blue", 1))
+    said = command("resume", "../other", "-q")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "the data has other labels or clients than when the checkpoint in ../other was made" in said.err
 
 
 # --- mistakes: one line, exit code 2
+
+
+@pytest.mark.parametrize("name", ["mine.csv", "mine.npz", "."])
+def test_data_in_the_place_of_a_config_is_told_apart(tmp_path: Path, command: Command, name: str) -> None:
+    (tmp_path / "mine.csv").touch()
+    said = command("run", name)
+    assert (said.code, said.err) == (
+        2,
+        f"feddle: {name} is no config file; if it is data of your own, name it with --data {name}\n",
+    )
 
 
 def broken_table(folder: Path, change: Callable[[list[list[str]]], object]) -> str:
@@ -213,6 +233,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda f: broken_table(f, cell(5, 2, "")),
         "the training image 4 (from 0) belongs to no client; say to which, or use data.partition: dirichlet",
     ),
+    "two columns": (lambda f: broken_table(f, cell(0, 2, "label")), "has two columns 'label'; give each a name of"),
     "short row": (lambda f: broken_table(f, lambda rows: rows[2].pop()), "line 3 has 2 values, but the header names 3"),
     "one class": (
         lambda f: broken_table(f, lambda rows: [cell(i, 1, "blue")(rows) for i in range(1, len(rows))]),
@@ -257,6 +278,48 @@ def test_a_mistake_is_told_in_one_line(tmp_path: Path, command: Command, mistake
     assert said.err.startswith("feddle: ")
     assert said.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@settings(max_examples=60, deadline=None)
+@given(header=st.sampled_from([b"", b"path,label\n", b"path;label;client;split\n"]), rest=st.binary(max_size=80))
+def test_a_table_of_anything_is_refused_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, header: bytes, rest: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("tables") / "mine.csv"
+    path.write_bytes(header + rest)
+    with pytest.raises(FeddleError):  # there are no images that it could name
+        open_data(config_of(path).data)
+
+
+def test_a_damaged_archive_is_refused_and_nothing_else(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = tmp_path / "mine.npz"
+    np.savez_compressed(path, images=rng.integers(0, 256, (6, 8, 8), dtype=np.uint8), labels=np.arange(6) % 2)
+    whole, refused = path.read_bytes(), 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for place in rng.integers(0, len(whole), 2):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(bytes(damaged[: len(whole) if rng.integers(4) else rng.integers(len(whole))]))
+        try:
+            open_data(config_of(path, "npz").data)
+        except FeddleError:
+            refused += 1
+    assert refused > 100
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    (tmp_path / "one.npy").rename(path)
+    with pytest.raises(FeddleError, match="as a NumPy archive without pickled objects"):
+        open_data(config_of(path, "npz").data)
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(FeddleError, match=r"needs Hugging Face's datasets; pip install 'feddle\[huggingface\]'"):
+        open_data(config_of(tmp_path / "mine", "huggingface").data)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(FeddleError, match=r"which need Pillow; pip install 'feddle\[images\]'"):
+        open_data(config_of(tmp_path / "mine", "images").data)
 
 
 def cut(path: Path) -> None:
@@ -396,6 +459,10 @@ def test_validation_rows_stand_in_for_test_rows_and_else_are_left_out(tmp_path: 
 def test_labels_that_are_numbers_are_ordered_as_numbers() -> None:
     numbers, names = ranks(["10", "9", "2", "10"])
     assert (numbers.tolist(), names) == ([2, 1, 0, 2], ["2", "9", "10"])
+    numbers, names = ranks(["1_0", "10", "010"])
+    assert (numbers.tolist(), names) == ([2, 1, 0], ["010", "10", "1_0"])
+    numbers, names = ranks([str(10**30), "2"])
+    assert (numbers.tolist(), names) == ([0, 1], [str(10**30), "2"])
     numbers, names = ranks(["b10", "b9", "a", "b10"])
     assert (numbers.tolist(), names) == ([1, 2, 0, 1], ["a", "b10", "b9"])
 
@@ -627,6 +694,8 @@ def test_test_images_go_with_the_clients_that_they_belong_to() -> None:
     kept = drawn.test.labels.tolist()
     assert kept[1:] == [3, 4]
     assert kept[0] in (0, 1, 2)
+    alone = test.select(torch.tensor([i for i in range(3) if i != kept[0]]))  # of those who were not drawn
+    assert among_drawn(Collection("mine", train, alone, 5), 1, seed=0).test is None
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

@@ -18,7 +18,7 @@ from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment import config as cfg
 from feddle.experiment.load import load_config
 from feddle.experiment.methods import AnyMethod
-from feddle.learning.kinds import KINDS
+from feddle.learning.kinds import ENDINGS, KINDS
 from feddle.version import __version__
 
 # torch takes a second or two to import: commands that do without it answer at once
@@ -117,6 +117,8 @@ def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, qui
         return config, (file or data).stem
     if file is None:
         raise click.UsageError("name a CONFIG (a YAML file), or data of your own with --data")
+    if file.is_dir() or file.suffix.lower() in ENDINGS:
+        raise FeddleError(f"{file} is no config file; if it is data of your own, name it with --data {file}")
     return load_config(file, overrides), file.stem
 
 

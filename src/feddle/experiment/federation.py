@@ -1,5 +1,6 @@
 """From a config to a model and the data that it meets."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,7 @@ class Federation:
     samples_per_round: int | None = None  # how many of the server's examples a round uses at most
     witness: Examples | None = None  # in-domain examples that only diagnostics look at
     augment: Augment | None = None  # how clients change their training inputs, anew each time
+    digest: str | None = None  # of labels and partition, where a stopped run may meet other data when it goes on
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,7 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
         Selection(measured, test),
         samples_per_round=data.server.samples_per_round,
         augment=crop_flip if data.augmentation == "crop-flip" else None,
+        digest=_digest(train.labels, partition.order, partition.offsets, held_out.labels),
     )
     if outside:
         return _guided_from_outside(federation, config, quiet)
@@ -92,7 +95,7 @@ def _guided_from_outside(federation: Federation, config: cfg.Config, quiet: bool
     )
 
 
-def _drawn(rows: Labelled, config: cfg.Config, collection: Collection) -> Examples | None:
+def _drawn(rows: Labelled, config: cfg.Config, collection: Collection) -> Examples:
     """As many of the rows as a config asks for, all by default, as what the server holds."""
     data, count = config.data, len(rows)
     samples = count if data.server.samples is None else data.server.samples
@@ -105,6 +108,13 @@ def _drawn(rows: Labelled, config: cfg.Config, collection: Collection) -> Exampl
         rows, share = rows.select(share), torch.arange(samples)
     examples = build_examples(rows, rows.labels, data, collection.name, lazily=True)
     return _server_share(examples, share, config, collection.classes)
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{len(tensor)} ".encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _server_share(images: Images | PictureExamples, share: Tensor, config: cfg.Config, classes: int) -> Examples:

@@ -159,7 +159,7 @@ def _made_by(run: Run, config: Config) -> dict[str, Any]:
     """What must be the same for a run to go on with the same bits."""
     digest = hashlib.sha256(json.dumps(config.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
     made = {"format": _FORMAT, "feddle": __version__, "torch": torch.__version__, "device": run.device}
-    return {**made, "config": digest}
+    return {**made, "config": digest, "data": run.federation.digest}
 
 
 def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> None:
@@ -172,6 +172,11 @@ def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> N
     if facts.get("config") != made["config"]:
         raise FeddleError(
             f"{path / 'config.yaml'} has been changed since the checkpoint, so the run cannot go on; "
+            "undo the change, or start a new run with it: feddle run"
+        )
+    if facts.get("data", made["data"]) != made["data"]:
+        raise FeddleError(
+            f"the data has other labels or clients than when the checkpoint in {path} was made; "
             "undo the change, or start a new run with it: feddle run"
         )
 

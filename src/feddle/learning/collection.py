@@ -1,6 +1,7 @@
 """What a data set holds, whatever it is stored as: images, their labels, and whose they are."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol, Self
@@ -66,12 +67,13 @@ class Collection:
     server: Labelled | None = None  # what the server has of its own, of the same classes; else it takes from `test`
 
 
-def ranks(values: Sequence[str] | Sequence[int]) -> tuple[Tensor, list[str]]:
+def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
     """Each value as a number from 0, in the order of the distinct values: as numbers if all are whole, else as text."""
-    try:
-        column = np.array([int(value) for value in values], dtype=np.int64)
-    except (ValueError, OverflowError):
-        column = np.array([str(value) for value in values])
+    column = np.array([str(value) for value in values])
+    with suppress(ValueError, OverflowError):  # some are no numbers, or too large
+        numbers = [int(value) for value in values]
+        if all(str(number) == str(value) for number, value in zip(numbers, values, strict=True)):  # 01 is not 1
+            column = np.array(numbers, dtype=np.int64)
     distinct, rank = np.unique(column, return_inverse=True)
     return torch.from_numpy(rank.reshape(-1).astype(np.int64)), [str(value) for value in distinct]
 
@@ -102,6 +104,7 @@ def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
     """What at most `count` clients hold, drawn at random from those with training images and numbered anew.
 
     Test images go with the clients that they belong to; those of nobody stay, and those of people who do not train.
+    If none are left, a share is still to be held out.
     """
     owners = collection.train.owners
     assert owners is not None
@@ -119,7 +122,8 @@ def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
     test = collection.test
     if test is not None and test.owners is not None:
         others = torch.from_numpy(np.setdiff1d(present, drawn.numpy()))
-        test = test.select((~torch.isin(test.owners, others)).nonzero().flatten())
+        left = (~torch.isin(test.owners, others)).nonzero().flatten()
+        test = test.select(left) if len(left) else None
     return replace(collection, train=train, test=test)
 
 

@@ -7,6 +7,7 @@ from feddle.core.errors import FeddleError
 
 Kind = Literal["csv", "images", "npz", "huggingface"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+ENDINGS: dict[str, Kind] = {".csv": "csv", ".tsv": "csv", ".npz": "npz"}
 
 
 def kind_of(path: Path) -> Kind:
@@ -16,13 +17,10 @@ def kind_of(path: Path) -> Kind:
         return "huggingface" if any((path / mark).is_file() for mark in marks) else "images"
     if not path.exists():
         raise FeddleError(f"there is no file or folder {path}; correct the path of your data")
-    match path.suffix.lower():
-        case ".csv" | ".tsv":
-            return "csv"
-        case ".npz":
-            return "npz"
-        case ending:
-            raise FeddleError(
-                f"{path} ends in {ending or 'nothing'}; data of your own is a .csv, a .npz, a folder of images or a "
-                "Hugging Face dataset on disk"
-            )
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        raise FeddleError(
+            f"{path} ends in {ending or 'nothing'}; data of your own is a .csv, a .npz, a folder of images or a "
+            "Hugging Face dataset on disk"
+        )
+    return ENDINGS[ending]

@@ -48,7 +48,10 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
                 f"{path}: line {line} has {len(row)} values, but the header names {len(header)} columns; "
                 "put values with commas in quotes"
             )
-    return [name.strip() for name in header], table
+    names = [name.strip() for name in header]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise FeddleError(f"{path} has two columns {twice[0]!r}; give each a name of its own")
+    return names, table
 
 
 def read_folder(path: Path, tests: Sequence[str] = TEST) -> Collection:

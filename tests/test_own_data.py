@@ -456,6 +456,12 @@ def test_validation_rows_stand_in_for_test_rows_and_else_are_left_out(tmp_path: 
     assert sizes == {"both": (18, 9), "val alone": (27, 9)}
 
 
+def test_a_client_column_without_clients_names_none(tmp_path: Path) -> None:
+    path = table(tmp_path, clients=1)
+    path.write_text(path.read_text().replace("hospital 0", ""))
+    assert open_data(config_of(path).data).train.owners is None
+
+
 def test_labels_that_are_numbers_are_ordered_as_numbers() -> None:
     numbers, names = ranks(["10", "9", "2", "10"])
     assert (numbers.tolist(), names) == ([2, 1, 0, 2], ["2", "9", "10"])

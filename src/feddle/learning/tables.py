@@ -58,7 +58,7 @@ def labelled_rows(
         raise FeddleError(f"{name}: row {list(labels).index('')} (from 0) has no label; add it or leave the row out")
     numbers, classes = ranks(labels)
     owners = None
-    if clients is not None:
+    if clients is not None and any(clients):
         known = [i for i, client in enumerate(clients) if client]
         owners = torch.full((len(labels),), NOBODY)
         owners[known] = ranks([clients[i] for i in known])[0]
@@ -69,9 +69,9 @@ def labelled_rows(
 def _parts(name: str, splits: Sequence[str]) -> Tensor:
     """The `Part` of each row: without a split it is for training; validation rows stand in for missing test rows."""
     known = {**dict.fromkeys((*TRAIN, ""), Part.TRAIN), TEST[0]: Part.TEST, SERVER: Part.SERVER}
-    others = dict.fromkeys(TEST[1:], Part.NOTHING if any(s.lower() == TEST[0] for s in splits) else Part.TEST)
+    known |= dict.fromkeys(TEST[1:], Part.NOTHING if any(s.lower() == TEST[0] for s in splits) else Part.TEST)
     try:
-        parts = torch.tensor([(known | others)[split.lower()] for split in splits])
+        parts = torch.tensor([known[split.lower()] for split in splits])
     except KeyError as error:
         split = error.args[0]
         raise FeddleError(f"{name} has the split {split!r}; it should be train, test or server") from error

@@ -45,6 +45,7 @@ lint: $(VENV)/dev ## format, lint, types, layers
 bench: $(VENV)/dev ## measure speed; prints ratios
 	@$(BIN)/python bench/search.py
 	@$(BIN)/python bench/precision.py
+	@$(BIN)/python bench/preprocessing.py
 	@$(BIN)/python bench/scale.py
 	@$(BIN)/python bench/wall.py
 	@$(BIN)/python bench/peers.py

@@ -823,7 +823,8 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         datasets.load("fashion_mnits")
     assert str(caught.value) == (
         "unknown data set 'fashion_mnits': did you mean 'fashion-mnist'? "
-        "The names are fashion-mnist, cifar-10, mnist, chest-xray, digits"
+        "The names are fashion-mnist, cifar-10, mnist, chest-xray, digits, cifar-100, femnist, celeba, isic-2019, "
+        "imagenet, csv, images, npz, huggingface"
     )
     with pytest.raises(FeddleError, match="unknown data set 'zzz': The names are fashion-mnist"):
         datasets.fetch("zzz")

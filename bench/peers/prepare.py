@@ -8,9 +8,10 @@ from safetensors.torch import save_file
 from settings import workload_config
 
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.experiment.federation import build_partition
+from feddle.experiment.data import build_partition
 from feddle.experiment.models import build_model
 from feddle.learning import datasets
+from feddle.learning.collection import Labelled
 from feddle.learning.examples import resize
 
 
@@ -19,7 +20,7 @@ def main() -> None:
     folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
     config = workload_config(rounds, workers=0)
     images = datasets.load(config.data.name, quiet=True)
-    partition = build_partition(config, images.train_labels)
+    partition = build_partition(config, Labelled(images.train_images, images.train_labels))
     count, size = config.clients.count, config.data.image_size
     sampled = [numpy_generator(seed_for(config.seed, "sample", r)).permutation(count) for r in range(rounds)]
     data = {

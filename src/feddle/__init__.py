@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from feddle.core.messages import Arrival, Job, Update
     from feddle.experiment.config import Config
     from feddle.experiment.folder import run_config
-    from feddle.experiment.library import simulate
+    from feddle.experiment.library import by_client, by_dirichlet, simulate
     from feddle.experiment.load import load_config
     from feddle.experiment.run import Run
     from feddle.strategies.strategy import Strategy
@@ -34,6 +34,8 @@ _HOMES = {
     "Strategy": "feddle.strategies.strategy",
     "Update": "feddle.core.messages",
     "Weights": "feddle.core.layout",
+    "by_client": "feddle.experiment.library",
+    "by_dirichlet": "feddle.experiment.library",
     "load_config": "feddle.experiment.load",
     "run_config": "feddle.experiment.folder",
     "simulate": "feddle.experiment.library",
@@ -51,6 +53,8 @@ __all__ = [
     "Update",
     "Weights",
     "__version__",
+    "by_client",
+    "by_dirichlet",
     "load_config",
     "run_config",
     "simulate",

@@ -18,6 +18,7 @@ from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment import config as cfg
 from feddle.experiment.load import load_config
 from feddle.experiment.methods import AnyMethod
+from feddle.learning.kinds import ENDINGS, KINDS
 from feddle.version import __version__
 
 # torch takes a second or two to import: commands that do without it answer at once
@@ -43,44 +44,82 @@ overrides_option = click.option(
 )
 seed_option = click.option("--seed", type=click.IntRange(min=0), help="The run's seed; overrides the file's.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress display.")
-config_argument = click.argument("config", type=click.Path(path_type=Path))
+config_argument = click.argument("config", type=click.Path(path_type=Path), required=False)
+data_option = click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Data of your own: a .csv of path,label,client, a .npz, a folder of images or a Hugging Face dataset on disk. "
+    "CONFIG may then be left out.",
+)
 
 
 @app.command()
 @config_argument
+@data_option
 @overrides_option
 @seed_option
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder; by default a new one below runs/.")
 @quiet_option
-def run(config: Path, overrides: tuple[str, ...], seed: int | None, out: Path | None, quiet: bool) -> None:
+def run(
+    config: Path | None,
+    data: Path | None,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    quiet: bool,
+) -> None:
     """Run the federation that CONFIG, a YAML file, describes."""
-    checked = load_config(config, _with_seed(overrides, seed))
-    out = out or _new_folder(f"{config.stem}-{checked.method.name}-seed{checked.seed}")
+    checked, stem = _load(config, data, _with_seed(overrides, seed), quiet=quiet)
+    out = out or _new_folder(f"{stem}-{checked.method.name}-seed{checked.seed}")
     _run_all([checked], [out], quiet=quiet)
 
 
 @app.command()
 @config_argument
+@data_option
 @click.option("--methods", default="feddle,fedbuff,fedavg", show_default=True, help="The methods, separated by commas.")
 @overrides_option
 @seed_option
 @click.option("--out", type=click.Path(path_type=Path), help="A folder for the runs; by default a new one.")
 @quiet_option
 def compare(
-    config: Path, methods: str, overrides: tuple[str, ...], seed: int | None, out: Path | None, quiet: bool
+    config: Path | None,
+    data: Path | None,
+    methods: str,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    quiet: bool,
 ) -> None:
     """Run CONFIG with several methods, side by side: same clients, delays and start for all.
 
     The method that CONFIG names keeps its options there; the others take their defaults.
     """
     overrides = _with_seed(overrides, seed)
-    own = load_config(config, overrides)
+    own, stem = _load(config, data, overrides, quiet=quiet)
     names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
     if not names:
         raise FeddleError("--methods names no method; `feddle methods` lists them")
-    configs = [own if n == own.method.name else load_config(config, [*overrides, f"method={n}"]) for n in names]
-    out = out or _new_folder(config.stem)
+    others = {n: _load(config, data, [*overrides, f"method={n}"], quiet=True)[0] for n in names if n != own.method.name}
+    configs = [others.get(name, own) for name in names]
+    out = out or _new_folder(stem)
     _run_all(configs, [out / name for name in names], quiet=quiet, page=out / "report.html")
+
+
+def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, quiet: bool) -> tuple[cfg.Config, str]:
+    """The config of a file, of data of your own, or of both; and a name for the run."""
+    if data is not None:
+        from feddle.experiment.own import config_for
+
+        config, line = config_for(data, file, overrides)
+        if not quiet:
+            click.echo(line, err=True)
+        return config, (file or data).stem
+    if file is None:
+        raise click.UsageError("name a CONFIG (a YAML file), or data of your own with --data")
+    if file.is_dir() or file.suffix.lower() in ENDINGS:
+        raise FeddleError(f"{file} is no config file; if it is data of your own, name it with --data {file}")
+    return load_config(file, overrides), file.stem
 
 
 def _with_seed(overrides: Sequence[str], seed: int | None) -> tuple[str, ...]:
@@ -132,11 +171,11 @@ def _fetch(config: cfg.Config, *, quiet: bool) -> None:
     """Get data and weights before the display starts, since a download shows progress of its own."""
     from feddle.experiment.models import fetch_weights as fetch_model
     from feddle.learning.datasets import fetch
+    from feddle.learning.official import NAMES
 
-    data = config.data
-    fetch(data.name, folder=None if data.folder is None else Path(data.folder), quiet=quiet)
-    if data.server.name is not None:
-        fetch(data.server.name, quiet=quiet)
+    for where in (config.data, config.data.server):
+        if where.name is not None and where.name not in (*NAMES, *KINDS):
+            fetch(where.name, folder=None if where.folder is None else Path(where.folder), quiet=quiet)
     fetch_model(config.model, quiet=quiet)
 
 
@@ -204,6 +243,7 @@ def data() -> None:
 def list_data() -> None:
     """List the data sets, and which are here."""
     from feddle.learning.datasets import catalogue
+    from feddle.learning.official import SETS, place_of
 
     table = Table("name", "images", "train", "test", "classes", "download", "here", box=None, pad_edge=False)
     for entry in catalogue():
@@ -211,7 +251,11 @@ def list_data() -> None:
         here = "yes" if entry.cached else "no"
         counts = (f"{entry.train:,}", f"{entry.test:,}", str(entry.num_classes), f"{entry.megabytes:g} MB")
         table.add_row(entry.name, image, *counts, here)
+    for brought in SETS:
+        here = "yes" if place_of(brought.name).is_dir() else "no"
+        table.add_row(brought.name, brought.images, *brought.counts, "your own files", here)
     Console().print(table)
+    click.echo("Files of your own needed: `feddle data fetch NAME` tells where to get them and where to put them.")
 
 
 @data.command("fetch")

@@ -83,7 +83,7 @@ class Parts:
 
     def cache(self, limit: float) -> ClientCache:
         """Room for the last update of every client."""
-        clients = self.plan.clients.count
+        clients = len(self.federation.sizes)
         return ClientCache(clients, self.layout.size, limit=int(limit * 1e6), folder=self.scratch, device=self.device)
 
 

@@ -18,7 +18,9 @@ from feddle.runtimes.trainers import ClientWork, Work
 def build_work(plan: Plan, federation: Federation, layout: Layout) -> Work:
     """The clients' work, honest or not; an attacker who alters its update does so last, after any noise."""
     recipe = Recipe(**plan.training.model_dump())
-    training = ClientWork(federation.model, layout, federation.clients, recipe, federation.loss, plan.seed)
+    training = ClientWork(
+        federation.model, layout, federation.clients, recipe, federation.loss, plan.seed, federation.augment
+    )
     honest = _protected(training, plan, layout)
     attack, poisoned = plan.attack, honest
     match attack:

@@ -8,12 +8,13 @@ from feddle.experiment.architectures import Cnn, Model
 from feddle.experiment.methods import Feddle, Method
 from feddle.experiment.strict import Count, NonNegative, Positive, Share, Strict, choice, no_bool
 from feddle.experiment.threats import Attack, Checks, NoAttack, Privacy
+from feddle.learning.kinds import KINDS
 
 
 class Clients(Strict):
     """Who takes part."""
 
-    count: Count = Field(500, description="J, all clients")
+    count: Count = Field(500, description="J, all clients; at most so many where the data has clients of its own")
     per_round: Count = Field(10, description="N, the clients sampled each round")
 
     @model_validator(mode="after")
@@ -36,8 +37,39 @@ class Even(Strict):
     name: Literal["even"] = "even"
 
 
-AnyPartition = Dirichlet | Even
+class Natural(Strict):
+    """Every client has what is its own, by what the data says; `clients.count` are drawn if there are more."""
+
+    name: Literal["natural"] = "natural"
+
+
+class Auto(Strict):
+    """`natural` where the data says which client an image belongs to, else `dirichlet` with its defaults."""
+
+    name: Literal["auto"] = "auto"
+
+
+AnyPartition = Auto | Dirichlet | Even | Natural
 Partition = Annotated[AnyPartition, Discriminator("name"), choice("dirichlet")]
+
+
+class Columns(Strict):
+    """What the columns of a CSV file or a Hugging Face dataset are called; by default one of the usual names."""
+
+    image: str | None = Field(None, description="the image, or its path; usually `path` or `image`")
+    label: str | None = Field(None, description="the class; usually `label`")
+    client: str | None = Field(None, description="whose it is; usually `client`; it may be missing")
+    split: str | None = Field(None, description="`train`, `test` or `server`; usually `split`; it may be missing")
+
+
+def require_place(name: str | None, path: str | None, folder: str | None) -> None:
+    """Data of your own has a path, any other may have a folder."""
+    if name in KINDS and path is None:
+        raise ValueError(f"{name} is data of your own; say where it is with path")
+    if name in KINDS and folder is not None:
+        raise ValueError(f"folder is for official files; where your own data ({name}) is, path says")
+    if name not in KINDS and path is not None:
+        raise ValueError(f"path is for data of your own, with the name {', '.join(KINDS)}; for {name} use folder")
 
 
 class ServerData(Strict):
@@ -46,30 +78,65 @@ class ServerData(Strict):
     name: str | None = Field(
         None, description="another data set (out-of-domain: its training images); by default the clients' own"
     )
+    path: str | None = Field(None, description="as `data.path`, where `name` is data of your own")
+    folder: str | None = Field(None, description="as `data.folder`, for the other data set")
+    columns: Columns = Columns()
     samples: int | None = Field(
         None,
         ge=0,
         le=100_000_000,
         strict=True,
         description="its images; in-domain they come from the test set, and the rest measures accuracy; by default "
-        "1000, or all training images of another data set",
+        "1000 or half of a smaller test set, or all training images of another data set",
     )
     samples_per_round: Count = Field(2000, description="of these, how many a round uses at most, drawn anew each time")
     label_noise: Share = Field(0.0, description="share of the server's labels replaced by another class")
+
+    @model_validator(mode="after")
+    def _placed(self) -> "ServerData":
+        if self.name is None and (self.path or self.folder):
+            raise ValueError("path and folder belong to another data set; say which one with name")
+        require_place(self.name, self.path, self.folder)
+        return self
 
 
 class Data(Strict):
     """The clients' data set and how it is spread."""
 
-    name: str = Field("fashion-mnist", description="see `feddle data list`")
+    name: str = Field(
+        "fashion-mnist",
+        description="see `feddle data list`; for data of your own `csv`, `images`, `npz`, `huggingface`",
+    )
+    path: str | None = Field(None, description="where data of your own is: a file, or a folder of images")
     folder: str | None = Field(None, description="where the official files are, if not to be fetched")
+    columns: Columns = Columns()
+    test_share: Annotated[Share, Field(gt=0, lt=1)] = Field(
+        0.2,
+        description="share of the images held out, where the data names no test images; the server's come from these",
+    )
     image_size: int = Field(32, ge=8, le=4096, strict=True, description="images are resized to this, bilinear")
     channels: Annotated[Literal[1, 3], BeforeValidator(no_bool)] = Field(
         3, description="3: grey images are repeated, so that one model takes any set"
     )
-    partition: Partition = Dirichlet()
+    partition: Partition = Auto()
+    augmentation: Literal["none", "crop-flip"] = Field(
+        "none",
+        description="of clients' training images: `none`, or `crop-flip` (shifted by up to an eighth, mirrored or not)",
+    )
+    cache_mb: int = Field(
+        1024,
+        ge=0,
+        le=1_000_000,
+        strict=True,
+        description="MiB of decoded image files to keep, for training, test and other server images each",
+    )
     label_noise: Share = Field(0.0, description="share of the training labels replaced by another class")
     server: ServerData = ServerData()
+
+    @model_validator(mode="after")
+    def _placed(self) -> "Data":
+        require_place(self.name, self.path, self.folder)
+        return self
 
 
 class Training(Strict):

@@ -1,9 +1,8 @@
 """From a config to a model and the data that it meets."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +11,13 @@ from torch.nn import functional as F
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.experiment import config as cfg
+from feddle.experiment.data import build_collection, build_examples, build_partition, is_outside, open_data
 from feddle.experiment.models import build_model
-from feddle.learning import datasets
-from feddle.learning.examples import Examples, Images, Selection, resize
-from feddle.learning.partition import Partition, add_label_noise, dirichlet, even, server_split
+from feddle.learning.augmentation import Augment, crop_flip
+from feddle.learning.collection import Collection, Labelled
+from feddle.learning.examples import Examples, Images, Selection
+from feddle.learning.partition import Partition, add_label_noise, server_split
+from feddle.learning.pictures import PictureExamples
 from feddle.learning.training import Loss
 
 
@@ -33,6 +35,8 @@ class Federation:
     server_classes: int | None = None  # of the server's labels, if they are not the clients'
     samples_per_round: int | None = None  # how many of the server's examples a round uses at most
     witness: Examples | None = None  # in-domain examples that only diagnostics look at
+    augment: Augment | None = None  # how clients change their training inputs, anew each time
+    digest: str | None = None  # of labels and partition, where a stopped run may meet other data when it goes on
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,63 +56,69 @@ class PartitionedClients(Sequence[Examples]):
 def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     """Load, split and partition the data, and initialise the model."""
     data, seed = config.data, config.seed
-    folder = None if data.folder is None else Path(data.folder)
-    images = datasets.load(data.name, folder=folder, quiet=quiet)
-    outside = data.server.name if data.server.name != data.name else None
-    samples = 1000 if data.server.samples is None else data.server.samples
-    server, test = server_split(len(images.test_labels), 0 if outside else samples, seed_for(seed, "server split"))
-    partition = build_partition(config, images.train_labels)
-    labels = add_label_noise(images.train_labels, data.label_noise, images.num_classes, seed_for(seed, "label noise"))
-    _require_channels(data, data.name, images)
-    train = Images(resize(images.train_images, data.image_size), labels, data.channels)
-    held_out = Images(resize(images.test_images, data.image_size), images.test_labels, data.channels)
+    collection = build_collection(config, quiet=quiet)
+    train, held_out = collection.train, collection.test
+    assert held_out is not None
+    outside, own = is_outside(data), collection.server
+    samples = min(1000, len(held_out) // 2) if data.server.samples is None else data.server.samples
+    taken = 0 if outside or own is not None else samples
+    server, test = server_split(len(held_out), taken, seed_for(seed, "server split"))
+    partition = build_partition(config, train)
+    labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
+    measured = build_examples(held_out, held_out.labels, data, collection.name)
     federation = Federation(
-        build_model(config, images.num_classes, quiet=quiet),
-        PartitionedClients(train, partition),
+        build_model(config, collection.classes, quiet=quiet),
+        PartitionedClients(build_examples(train, labels, data, collection.name), partition),
         partition.sizes,
-        _server_share(held_out, server, config, images.num_classes) if len(server) else None,
-        Selection(held_out, test),
+        _server_share(measured, server, config, collection.classes) if len(server) else None,
+        Selection(measured, test),
         samples_per_round=data.server.samples_per_round,
+        augment=crop_flip if data.augmentation == "crop-flip" else None,
+        digest=_digest(train.labels, partition.order, partition.offsets, held_out.labels),
     )
-    return _guided_from_outside(federation, config, outside, quiet) if outside else federation
+    if outside:
+        return _guided_from_outside(federation, config, quiet)
+    if own is None:
+        return federation
+    return replace(federation, server=_drawn(own, config, collection))
 
 
-def _guided_from_outside(federation: Federation, config: cfg.Config, name: str, quiet: bool) -> Federation:
+def _guided_from_outside(federation: Federation, config: cfg.Config, quiet: bool) -> Federation:
     """The same federation, with training images of another data set at the server; they stay as they are on disk."""
-    data = config.data
-    images = datasets.load(name, quiet=quiet)
-    count = len(images.train_labels)
+    collection = open_data(config.data.server, quiet=quiet)
+    return replace(
+        federation,
+        server=_drawn(collection.train, config, collection),
+        out_of_domain=collection.name,
+        server_classes=collection.classes,
+        witness=federation.test,
+    )
+
+
+def _drawn(rows: Labelled, config: cfg.Config, collection: Collection) -> Examples:
+    """As many of the rows as a config asks for, all by default, as what the server holds."""
+    data, count = config.data, len(rows)
     samples = count if data.server.samples is None else data.server.samples
     if not 0 < samples <= count:
-        raise FeddleError(f"data.server.samples must be from 1 to the {count} images of {name}, got {samples}")
-    order = numpy_generator(seed_for(config.seed, "server split")).permutation(count)
-    _require_channels(data, name, images)
-    everything = Images(images.train_images, images.train_labels, data.channels, size=data.image_size)
-    server = _server_share(everything, torch.from_numpy(order[:samples]), config, images.num_classes)
-    return replace(
-        federation, server=server, out_of_domain=name, server_classes=images.num_classes, witness=federation.test
-    )
+        raise FeddleError(
+            f"data.server.samples must be from 1 to the {count} images of {collection.name}, got {samples}"
+        )
+    share = torch.from_numpy(numpy_generator(seed_for(config.seed, "server split")).permutation(count)[:samples])
+    if not isinstance(rows.images, Tensor):  # so that what is kept of them is of those that are used
+        rows, share = rows.select(share), torch.arange(samples)
+    examples = build_examples(rows, rows.labels, data, collection.name, lazily=True)
+    return _server_share(examples, share, config, collection.classes)
 
 
-def _server_share(images: Images, share: Tensor, config: cfg.Config, classes: int) -> Examples:
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{len(tensor)} ".encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _server_share(images: Images | PictureExamples, share: Tensor, config: cfg.Config, classes: int) -> Examples:
     """What the server holds of the images, with the noise of its labels; the pixels are not copied."""
     labels, noise = images.labels.clone(), config.data.server.label_noise
     labels[share] = add_label_noise(labels[share], noise, classes, seed_for(config.seed, "server label noise"))
     return Selection(replace(images, labels=labels), share)
-
-
-def _require_channels(data: cfg.Data, name: str, images: datasets.ImageSet) -> None:
-    if images.train_images.shape[1] not in (1, data.channels):
-        raise FeddleError(f"data.channels is {data.channels}, but the images of {name} have 3; set it to 3")
-
-
-def build_partition(config: cfg.Config, labels: Tensor) -> Partition:
-    """The partition that a config names."""
-    clients, seed = config.clients.count, seed_for(config.seed, "partition")
-    match config.data.partition:
-        case cfg.Dirichlet(alpha=alpha):
-            return dirichlet(labels, clients, alpha, seed)
-        case cfg.Even():
-            return even(len(labels), clients, seed)
-        case _:
-            assert_never(config.data.partition)

@@ -172,6 +172,7 @@ def _made_by(run: Run, config: Config) -> dict[str, Any]:
         "device": run.device,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "config": hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest(),
+        "data": run.federation.digest,
     }
 
 
@@ -192,6 +193,11 @@ def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> N
     if facts.get("config") != made["config"]:
         raise FeddleError(
             f"{path / 'config.yaml'} has been changed since the checkpoint, so the run cannot go on; "
+            "undo the change, or start a new run with it: feddle run"
+        )
+    if facts.get("data", made["data"]) != made["data"]:
+        raise FeddleError(
+            f"the data has other labels or clients than when the checkpoint in {path} was made; "
             "undo the change, or start a new run with it: feddle run"
         )
 

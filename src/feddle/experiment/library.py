@@ -6,20 +6,50 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from feddle.core.errors import FeddleError
+from feddle.core.seeds import seed_for
 from feddle.experiment.config import Plan
-from feddle.experiment.federation import Federation
+from feddle.experiment.federation import Federation, PartitionedClients
 from feddle.experiment.load import explain
 from feddle.experiment.run import Listener, Run
+from feddle.learning.collection import ranks
 from feddle.learning.examples import Examples, as_examples
+from feddle.learning.partition import by_owner, dirichlet
 from feddle.learning.training import Loss
 from feddle.strategies.strategy import Strategy
 
 Data = Examples | Dataset[Any]
+
+
+def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
+    """A data set as clients for `simulate`: `clients` names the one that each example belongs to, in any way.
+
+    They are numbered in the order of their names.
+    """
+    examples = as_examples(data)
+    _require_one_each(examples, clients, "client")
+    owners, names = ranks([str(client) for client in clients])
+    return PartitionedClients(examples, by_owner(owners, len(names)))
+
+
+def by_dirichlet(
+    data: Data, labels: Sequence[int] | Tensor, clients: int, *, alpha: float = 0.1, seed: int = 0
+) -> Sequence[Examples]:
+    """A data set as clients for `simulate`: each label is spread over them in Dirichlet(α) proportions."""
+    examples, column = as_examples(data), torch.as_tensor(labels)
+    _require_one_each(examples, column, "label")
+    if clients < 1:
+        raise FeddleError(f"by_dirichlet: clients must be 1 or more, got {clients}")
+    return PartitionedClients(examples, dirichlet(column, clients, alpha, seed_for(seed, "partition")))
+
+
+def _require_one_each(examples: Examples, column: Sequence[Any] | Tensor, what: str) -> None:
+    if len(column) != len(examples) or not len(examples):
+        raise FeddleError(f"expected a {what} for each of the {len(examples)} examples (1 or more), got {len(column)}")
 
 
 def simulate(

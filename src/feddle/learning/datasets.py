@@ -1,15 +1,13 @@
 """The image data sets by name: fetched once, checked against a SHA-256 of their content, and cached."""
 
 import difflib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import pooch
 from torch import Tensor
 
 from feddle.core.errors import FeddleError
-from feddle.learning import dataset_cache
+from feddle.learning import dataset_cache, official
 from feddle.learning.dataset_cache import Spec
 from feddle.learning.decoders import (
     CHEST_FOLDER,
@@ -22,6 +20,9 @@ from feddle.learning.decoders import (
     decode_jpegs,
 )
 from feddle.learning.download_progress import Teller
+from feddle.learning.kinds import KINDS
+from feddle.learning.places import cache_folder as cache_folder
+from feddle.learning.places import expanded
 from feddle.learning.sources import Folder, InstalledPackage, Official, Package
 
 _IDX_GZ = tuple(f"{name}.gz" for name in IDX_FILES)
@@ -140,21 +141,18 @@ def load(name: str, *, folder: Path | None = None, quiet: bool = False) -> Image
 
 
 def fetch(name: str, *, folder: Path | None = None, quiet: bool = False) -> Path:
-    """The cached file of this data set, fetched first if it is missing or broken."""
+    """The cached file of this data set, fetched first if it is missing or broken; or where your own files of it are."""
+    if name in official.NAMES:
+        official.read_official(name, folder)
+        return official.place_of(name, folder)
     spec = _spec(name)
     dataset_cache.obtain(spec, cache_folder(), _existing(folder), Teller(quiet=quiet))
     return dataset_cache.file_of(spec, cache_folder())
 
 
 def catalogue() -> list[Entry]:
-    """Every data set that can be loaded, in the order of NAMES."""
+    """Every data set that can be fetched, in the order of NAMES."""
     return [_entry(spec, cache_folder()) for spec in _SPECS]
-
-
-def cache_folder() -> Path:
-    """Where data sets are kept: $FEDDLE_DATA, or else the user's cache folder."""
-    named = os.environ.get("FEDDLE_DATA")
-    return _expanded(Path(named)) if named else Path(pooch.os_cache("feddle"))
 
 
 def _entry(spec: Spec, cache: Path) -> Entry:
@@ -177,22 +175,18 @@ def _spec(name: str) -> Spec:
     for spec in _SPECS:
         if spec.name == name:
             return spec
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
+    if name in KINDS:
+        raise FeddleError(f"{name} is data of your own, there is nothing to fetch; feddle run --data PATH")
+    names = (*NAMES, *official.NAMES, *KINDS)
+    near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1)
     question = f"did you mean {near[0]!r}? " if near else ""
-    raise FeddleError(f"unknown data set {name!r}: {question}The names are {', '.join(NAMES)}")
-
-
-def _expanded(folder: Path) -> Path:
-    try:
-        return folder.expanduser()
-    except RuntimeError as error:
-        raise FeddleError(f"the folder {folder} names a home that does not exist; write its whole path") from error
+    raise FeddleError(f"unknown data set {name!r}: {question}The names are {', '.join(names)}")
 
 
 def _existing(folder: Path | None) -> Path | None:
     """A folder that the user names must be there, even when the data is cached: else the slip would go unseen."""
-    if folder is None or _expanded(folder).is_dir():
-        return folder and _expanded(folder)
+    if folder is None or expanded(folder).is_dir():
+        return folder and expanded(folder)
     raise FeddleError(
         f"there is no folder {folder} to read the data from; correct data.folder (--folder) or leave it out"
     )

@@ -40,9 +40,8 @@ class Images:
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """See `Examples`."""
         chosen = self.pixels[index]
-        pixels = (chosen if self.size is None else resize(chosen, self.size)).to(torch.float32).div_(127.5).sub_(1.0)
-        pixels = pixels.expand(-1, self.channels, -1, -1)
-        return pixels.contiguous(memory_format=torch.channels_last), self.labels[index]
+        pixels = chosen if self.size is None else resize(chosen, self.size)
+        return normalised(pixels, self.channels), self.labels[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +122,12 @@ def draw(examples: Examples, limit: int | None, seed: int) -> Examples:
     if limit is None or limit >= len(examples):
         return examples
     return Selection(examples, torch.randperm(len(examples), generator=torch_generator(seed))[:limit])
+
+
+def normalised(pixels: Tensor, channels: int) -> Tensor:
+    """Bytes (n, C, H, W) as floats in [−1, 1], grey ones repeated over `channels`, in channels_last."""
+    floats = pixels.to(torch.float32).div_(127.5).sub_(1.0)
+    return floats.expand(-1, channels, -1, -1).contiguous(memory_format=torch.channels_last)
 
 
 def resize(pixels: Tensor, size: int) -> Tensor:

@@ -1,6 +1,7 @@
 """The report's sentences."""
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 from feddle.report.records import Record, finite
@@ -60,7 +61,7 @@ def facts(record: Record) -> dict[str, str]:
     config = record.config
     sigma, per = _value(config, "delays", "sigma"), _value(config, "delays", "per")
     phrases = {
-        "data set": _phrase("{}", _value(config, "data", "name")),
+        "data set": _data_set(config),
         "clients": _clients(config),
         "partition": _partition(config),
         "delay": _phrase("delay σ = {}", sigma) + (f" per {per}" if sigma and per else ""),
@@ -148,7 +149,13 @@ def _partition(config: dict[str, Any]) -> str:
     name, alpha = (_value(config, "data", "partition", key) for key in ("name", "alpha"))
     if alpha:
         return f"{(name or 'Dirichlet').replace('dirichlet', 'Dirichlet')} α = {alpha}"
-    return _phrase("{} partition", name)
+    return "" if name == "auto" else _phrase("{} partition", name)
+
+
+def _data_set(config: dict[str, Any]) -> str:
+    """The name of the data set; data of one's own goes by the name of its file or folder."""
+    path = _value(config, "data", "path")
+    return PurePath(path).name if path else _value(config, "data", "name")
 
 
 def _attack(config: dict[str, Any]) -> str:

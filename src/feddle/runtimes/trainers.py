@@ -10,7 +10,8 @@ from torch import nn
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
-from feddle.core.seeds import seed_for
+from feddle.core.seeds import seed_for, torch_generator
+from feddle.learning.augmentation import Augment, Augmented
 from feddle.learning.examples import Examples
 from feddle.learning.training import Loss, Recipe, train_client
 
@@ -37,11 +38,15 @@ class ClientWork:
     recipe: Recipe
     loss: Loss
     seed: int
+    augment: Augment | None = None
 
     def __call__(self, job: Job, start: Weights) -> Update:
         """Train the job."""
         seed = seed_for(self.seed, "train", job.client, job.number)
         examples = self.clients[job.client]
+        if self.augment is not None:
+            generator = torch_generator(seed_for(self.seed, "augment", job.client, job.number))
+            examples = Augmented(examples, self.augment, generator)
         return train_client(self.model, self.layout, start, examples, self.recipe, job, seed, self.loss)
 
 

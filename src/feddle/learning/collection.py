@@ -1,0 +1,150 @@
+"""What a data set holds, whatever it is stored as: images, their labels, and whose they are."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddle.core.errors import FeddleError
+from feddle.core.seeds import numpy_generator
+
+NOBODY = -1  # the owner of an image that belongs to no client
+
+
+class Part(IntEnum):
+    """What an image is for."""
+
+    TRAIN = 0
+    TEST = 1
+    SERVER = 2
+    NOTHING = 3
+
+
+class Pictures(Protocol):
+    """Images that stay where they are until they are used."""
+
+    def __len__(self) -> int: ...
+
+    def select(self, index: Tensor) -> Self:
+        """Some of them."""
+
+    def decode(self, index: int, size: int, channels: int) -> Tensor:
+        """One of them as bytes (channels, size, size)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Images with their labels: bytes (n, C, H, W), or pictures that are decoded when used."""
+
+    images: Tensor | Pictures
+    labels: Tensor
+    owners: Tensor | None = None  # which client each belongs to, numbered from 0, or NOBODY
+    kinds: Tensor | None = None  # what a Dirichlet partition spreads, if not the labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, index: Tensor) -> "Labelled":
+        """Some of them."""
+        images = self.images[index] if isinstance(self.images, Tensor) else self.images.select(index)
+        owners, kinds = (None if t is None else t[index] for t in (self.owners, self.kinds))
+        return Labelled(images, self.labels[index], owners, kinds)
+
+
+@dataclass(frozen=True, eq=False)
+class Collection:
+    """A data set; without `test`, a share of `train` is still to be held out."""
+
+    name: str
+    train: Labelled
+    test: Labelled | None
+    classes: int
+    server: Labelled | None = None  # what the server has of its own, of the same classes; else it takes from `test`
+
+
+def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
+    """Each value as a number from 0, in the order of the distinct values: as numbers if all are whole, else as text."""
+    column = np.array([str(value) for value in values])
+    with suppress(ValueError, OverflowError):  # some are no numbers, or too large
+        numbers = [int(value) for value in values]
+        if all(str(number) == str(value) for number, value in zip(numbers, values, strict=True)):  # 01 is not 1
+            column = np.array(numbers, dtype=np.int64)
+    distinct, rank = np.unique(column, return_inverse=True)
+    return torch.from_numpy(rank.reshape(-1).astype(np.int64)), [str(value) for value in distinct]
+
+
+def divided(name: str, rows: Labelled, parts: Tensor | None, classes: int) -> Collection:
+    """A collection of rows, each for its `Part`; without parts, all are for training."""
+    if parts is None or not parts.any():
+        return Collection(name, rows, None, classes)
+    index = {part: (parts == part).nonzero().flatten() for part in Part}
+    test, server = (rows.select(index[p]) if len(index[p]) else None for p in (Part.TEST, Part.SERVER))
+    return Collection(name, rows.select(index[Part.TRAIN]), test, classes, server)
+
+
+def require_classes(collection: Collection, names: Sequence[str]) -> Collection:
+    """The collection, if there are classes to tell apart and training images of each."""
+    if len(names) < 2:
+        raise FeddleError(f"{collection.name} has only the class {names[0]!r}; telling classes apart takes two or more")
+    missing = set(range(len(names))) - set(np.unique(collection.train.labels.numpy()).tolist())
+    if missing:
+        raise FeddleError(
+            f"{collection.name} has no training image of the class {names[min(missing)]!r}; add some, or leave that "
+            "class out"
+        )
+    return collection
+
+
+def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
+    """What at most `count` clients hold, drawn at random from those with training images and numbered anew.
+
+    Test images go with the clients that they belong to; those of nobody stay, and those of people who do not train.
+    If none are left, a share is still to be held out.
+    """
+    owners = collection.train.owners
+    assert owners is not None
+    if (owners == NOBODY).any():
+        row = int((owners == NOBODY).nonzero()[0])
+        raise FeddleError(
+            f"{collection.name}: the training image {row} (from 0) belongs to no client; say to which, or use "
+            "data.partition: dirichlet"
+        )
+    present = np.unique(owners.numpy())
+    drawn = torch.from_numpy(np.sort(numpy_generator(seed).permutation(present)[:count]))
+    train = collection.train.select(torch.isin(owners, drawn).nonzero().flatten())
+    assert train.owners is not None
+    train = replace(train, owners=torch.searchsorted(drawn, train.owners))
+    test = collection.test
+    if test is not None and test.owners is not None:
+        others = torch.from_numpy(np.setdiff1d(present, drawn.numpy()))
+        left = (~torch.isin(test.owners, others)).nonzero().flatten()
+        test = test.select(left) if len(left) else None
+    return replace(collection, train=train, test=test)
+
+
+def held_out(collection: Collection, share: float, seed: int) -> Collection:
+    """The collection with a share of its images, drawn at random, as test images.
+
+    Every class and every client keeps a training image: the first that the drawing would have met.
+    """
+    rows = collection.train
+    order = numpy_generator(seed).permutation(len(rows))
+    kept = np.zeros(len(rows), dtype=bool)
+    for column in (rows.labels, rows.owners):
+        if column is not None:
+            _, first = np.unique(column.numpy()[order], return_index=True)
+            kept[order[first]] = True
+    chosen = order[~kept[order]][: round(share * len(rows))]
+    if not len(chosen):
+        raise FeddleError(
+            f"{collection.name}: its {len(rows)} images are too few to hold out {share:g} of them for measuring "
+            "accuracy; raise data.test_share, or say which are for the test"
+        )
+    parts = torch.zeros(len(rows), dtype=torch.int64)
+    parts[torch.from_numpy(chosen)] = Part.TEST
+    return replace(divided(collection.name, rows, parts, collection.classes), server=collection.server)

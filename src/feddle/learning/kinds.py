@@ -1,0 +1,26 @@
+"""The kinds of data of your own; apart from what reads them, which takes a while to import."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from feddle.core.errors import FeddleError
+
+Kind = Literal["csv", "images", "npz", "huggingface"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+ENDINGS: dict[str, Kind] = {".csv": "csv", ".tsv": "csv", ".npz": "npz"}
+
+
+def kind_of(path: Path) -> Kind:
+    """What is at a path, by its ending or by what the folder holds."""
+    if path.is_dir():
+        marks = ("dataset_dict.json", "dataset_info.json", "state.json")
+        return "huggingface" if any((path / mark).is_file() for mark in marks) else "images"
+    if not path.exists():
+        raise FeddleError(f"there is no file or folder {path}; correct the path of your data")
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        raise FeddleError(
+            f"{path} ends in {ending or 'nothing'}; data of your own is a .csv, a .npz, a folder of images or a "
+            "Hugging Face dataset on disk"
+        )
+    return ENDINGS[ending]

@@ -1,9 +1,15 @@
 """A real federation on Flower: the loop against a grid with a clock of its own, then real processes."""
 
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,17 +21,19 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
-from feddle.core.seeds import global_seed
+from feddle.core.seeds import global_seed, seed_for
 from feddle.experiment.build import Parts
 from feddle.experiment.run import build_server
 from feddle.flower.certificates import Certificates
 from feddle.flower.client import train_job
+from feddle.flower.local import APP, LocalFederation
 from feddle.flower.network import Clock
 from feddle.flower.plan import make_plan
 from feddle.flower.replay import replay
@@ -35,6 +43,9 @@ from feddle.flower.wire import Order, UnreadableError, order_message, read_order
 from feddle.learning.examples import as_examples
 from feddle.learning.training import Recipe
 from feddle.runtimes.trainers import ClientWork
+from federation.client_data import share
+from federation.model import make_model
+from federation.server_data import held_out_data, server_data
 
 # --- a grid whose nodes answer by a clock of its own: what real processes cannot show quickly
 
@@ -331,17 +342,20 @@ def test_updates_are_checked_as_in_the_simulation(how: str) -> None:
     assert not any(job[0] == 1 for of in jobs(run) for job in of)
 
 
-def order() -> Order:
-    layout = Layout.of(net())
-    return Order(Job(1, 2, 3), layout.read(net()), layout.digest, Recipe(epochs=2, lr=0.1), 2**62)
+def order(model: nn.Module | None = None) -> Order:
+    model = model or net()
+    layout = Layout.of(model)
+    return Order(Job(1, 2, 3), layout.read(model), layout.digest, Recipe(epochs=2, lr=0.1), 2**62)
 
 
-def test_what_is_sent_is_what_is_read() -> None:
-    sent = order()
+@pytest.mark.parametrize("model", [net(), nn.Linear(4, 2)], ids=["with buffers", "without"])
+def test_what_is_sent_is_what_is_read(model: nn.Module) -> None:
+    sent = order(model)
     message = order_message(sent, 7, ttl=10)
     got = read_order(message)
     assert (got.job, got.digest, got.recipe, got.seed) == (sent.job, sent.digest, sent.recipe, sent.seed)
     assert torch.equal(got.start.vector, sent.start.vector)
+    assert torch.equal(got.start.buffers, sent.start.buffers)
     update = Update(sent.job, sent.start.vector, sent.start.buffers, 5, {"loss": 0.5}, sent.digest)
     back = read_update(update_message(update, message), sent.job, sent.start)
     assert torch.equal(back.delta, update.delta)
@@ -551,13 +565,114 @@ WIDTH = '\n\nWIDTH = int(os.environ.get("WIDTH", "32"))\n'
 @linux
 def test_a_short_federation_of_real_processes_refuses_a_client_with_another_model(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    settings = {"out": str(run), "rounds": 2, "clients.count": 2, "clients.per_round": 1, "training.epochs": 1}
-    with processes(tmp_path / "federation", 1, app=other_app(tmp_path / "app"), secure=False) as federation:
+    settings = {"out": str(run), "rounds": 2, "clients.count": 2, "training.epochs": 1, "federation.poll": 0.2}
+    with processes(tmp_path / "federation", 0, app=other_app(tmp_path / "app"), secure=False) as federation:
         federation.nodes = 2
+        federation.start_node(1)
         federation.start_node(2, environment={"WIDTH": "31"})
-        federation.start_run({**settings, "federation.poll": 0.2})
+        for name in ("node-1", "node-2"):
+            wait_for(lambda name=name: "SuperNode ID" in federation.log(name), 60, federation, name)
+        federation.start_run(settings)
         wait_for(lambda: is_finished(run), 150, federation, "the run")
     result = json.loads((run / "result.json").read_text())
     assert result["finished"]
-    assert result["rounds"] == 2
-    assert {job[0] for line in lines_of(run) for job in line["jobs"]} == {0} or result["dropped"]["error"]
+    assert [len(line["jobs"]) for line in lines_of(run)] == [1, 1], "nobody waits for a client that was refused"
+    assert result["dropped"] == {"error": 1}
+    nodes = json.loads((run / "status.json").read_text())["nodes"]
+    assert sorted((node["done"], node["failed"]) for node in nodes) == [(0, 1), (2, 0)]
+    why = next(node["why"] for node in nodes if node["failed"])
+    assert "this client's model is not the server's" in why
+    assert "run the same app with the same model on both" in why
+
+
+# what a real federation with TLS and authentication goes through; a loaded machine may take several times as long
+REAL: dict[str, Any] = {
+    "rounds": 8,
+    "clients.count": 3,
+    "clients.per_round": 2,
+    "training.epochs": 3,
+    "federation.job_limit": 90,
+    "federation.merge_after": 60,
+    "federation.cooldown": 3,
+    "federation.poll": 0.5,
+}
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to_it(tmp_path: Path) -> None:
+    run, settings = tmp_path / "run", {"out": str(tmp_path / "run"), **REAL}
+
+    def version(wanted: int) -> Callable[[], bool]:
+        return lambda: len(lines_of(run)) >= wanted or is_finished(run)
+
+    with processes(tmp_path / "federation", 3) as federation:
+        first = federation.start_run(settings)
+        wait_for(version(2), 300, federation, "two merges")
+
+        federation.kill("node-3")
+        wait_for(version(3), 200, federation, "a merge without node 3")
+        federation.start_node(3)
+        wait_for(lambda: federation.log("node-3").count("SuperNode ID") == 2, 100, federation, "node 3 is back")
+
+        before, status = lines_of(run), json.loads((run / "status.json").read_text())
+        os.kill(status["pid"], signal.SIGKILL)
+        assert [node["node"] for node in status["nodes"]] == [str(i) for i in sorted(federation.node_ids.values())]
+        wait_for(lambda: federation.run_status(first).startswith("finished"), 200, federation, "the SuperLink notices")
+        assert not is_finished(run)
+
+        federation.start_run(settings)
+        wait_for(lambda: is_finished(run), 400, federation, "the rest")
+        for name in ("node-1", "node-2", "node-3"):
+            assert federation.log(name).count("https"), "TLS"
+
+    lines, result = lines_of(run), json.loads((run / "result.json").read_text())
+    assert lines[: len(before)] == before, "it went on, and did not begin again"
+    assert [line["version"] for line in lines] == list(range(1, 9))
+    node_ids = sorted(federation.node_ids.values())  # a client's number is its node's place among them
+    third = node_ids.index(federation.node_ids[3])
+    assert any(job[0] == third for line in lines[len(before) :] for job in line["jobs"]), "node 3 is back, as it was"
+    assert any(staleness for line in lines for staleness in line["staleness"])
+    assert result["clients"] == 3
+    assert result["refused"] == {}
+    assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
+    shares = [next(n for n, i in federation.node_ids.items() if i == node) - 1 for node in node_ids]
+    model, vector = replayed_real(lines, settings, shares)
+    kept = load_file(run / "model.safetensors")
+    model.load_state_dict(kept)
+    assert torch.equal(Layout.of(model).read(model).vector, vector), "the simulation's server ends with the same bits"
+
+
+def replayed_real(
+    lines: list[dict[str, Any]], settings: dict[str, Any], shares: Sequence[int]
+) -> tuple[nn.Module, torch.Tensor]:
+    """The shipped app's federation, taken through a server in this process; client i has the share `shares[i]`."""
+    config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    plan = make_plan({k: v for k, v in {**config, **settings}.items() if k != "out"}, source="test")
+    with global_seed(seed_for(plan.seed, "model")):
+        model = make_model()
+    loss, layout = nn.functional.cross_entropy, Layout.of(model)
+    server = build_server(Parts(plan, at_the_server(model, server_data(), held_out_data(), loss), layout, "cpu", None))
+    clients = [share(number, len(shares)) for number in shares]
+    recipe = Recipe(**plan.training.model_dump())
+    replay(lines, server, ClientWork(make_model(), layout, clients, recipe, loss, plan.seed))
+    return model, server.model.vector
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refused(tmp_path: Path) -> None:
+    with processes(tmp_path / "federation", 1) as federation:
+        stranger, other = 2, Certificates(tmp_path / "other")
+        federation.certificates.make([], stranger)
+        federation.start_node(stranger)
+        other.make(["127.0.0.1"], 0)
+        federation.start_node(1, root=other.ca)
+        wait_for(lambda: federation.processes["node-2"].poll() is not None, 150, federation, "a stranger")
+        print(federation.log("node-2"))
+        wait_for(
+            lambda: "certificate verify failed" in federation.log("node-1"), 150, federation, "a wrong certificate"
+        )
+        print(federation.log("node-1"))

@@ -117,6 +117,9 @@ class LocalFederation:
         process = self.processes.pop(name)
         _signal(process, signal.SIGKILL)
         process.wait()
+        end = time.monotonic() + _GRACE
+        while _has_members(process.pid) and time.monotonic() < end:
+            time.sleep(0.02)
 
     def close(self) -> None:
         """End every process: in order if they can, else at once."""
@@ -237,6 +240,15 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """To a process and what it started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def _has_members(group: int) -> bool:
+    """Whether anything of a process group is left; what was killed takes a moment to go."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -86,8 +86,10 @@ def run_in_folder(run: FederationRun, plan: FederationPlan, out: Path, listener:
             folder.restore(run, plan)
         else:
             folder.begin(plan)
-        run.network.watch = _StatusFile(run, out / STATUS)
+        status = _StatusFile(run, out / STATUS)
+        run.network.watch = status.keep_up
         go_to_the_end(run, plan, folder, Pace(1), listener)
+        status.write()
     write_page([read_run(out)], out / "report.html")
 
 
@@ -99,8 +101,12 @@ class _StatusFile:
         self.path = path
         self._written = -_STATUS_EVERY
 
-    def __call__(self) -> None:
-        now = time.monotonic()
-        if now - self._written >= _STATUS_EVERY:
-            self._written = now
-            write_whole(self.path, json.dumps(self.run.status).encode(), sync=False)
+    def keep_up(self) -> None:
+        """Write it anew if it is no longer new."""
+        if time.monotonic() - self._written >= _STATUS_EVERY:
+            self.write()
+
+    def write(self) -> None:
+        """Write it anew."""
+        self._written = time.monotonic()
+        write_whole(self.path, json.dumps(self.run.status).encode(), sync=False)

@@ -114,8 +114,7 @@ def _tensor(array: Array) -> Tensor:
     shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
     if dtype != np.float32 or len(shape) != 1 or 4 * shape[0] != len(array.data) - stream.tell():
         raise ValueError(f"expected a whole vector of float32, got {dtype} of shape {shape}")
-    # in memory of torch's own, as what it computes: sums may depend on where a vector begins
-    return torch.frombuffer(bytearray(array.data), dtype=torch.float32, offset=stream.tell()).clone()
+    return torch.tensor(np.frombuffer(array.data, np.float32, offset=stream.tell()))
 
 
 def _int(value: object) -> int:

@@ -2,11 +2,9 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,12 +13,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from feddle.core.errors import FeddleError
+from feddle.flower.app_folder import APP
 from feddle.flower.certificates import Certificates
+from feddle.flower.commands import environment, found
 
-APP = Path(__file__).parent / "app"  # the app that is shipped
 HOST = "127.0.0.1"
 _PATIENCE = 60.0  # seconds until a process must answer
 _GRACE = 5.0  # seconds to end in order
+_INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 _CONNECTION = "federation"  # what the server is called in Flower's config
 
 
@@ -52,7 +52,8 @@ class LocalFederation:
             self.start_superlink()
             if self.secure:
                 self._register()
-            self._start("superexec", "flower-superexec", *self._to_superlink("--runtime-api-address"), *self._secret())
+            trust = ["--root-certificates", str(self.certificates.ca)] if self.secure else ["--insecure"]
+            self._start("superexec", "flower-superexec", "--runtime-api-address", self.address, *trust, *self._secret())
             for number in range(1, self.nodes + 1):
                 self.start_node(number)
         except BaseException:
@@ -82,19 +83,15 @@ class LocalFederation:
         self._wait_for("superlink")
         self._write_config()
 
-    def start_node(self, number: int, *, root: Path | None = None, environment: Mapping[str, str] = {}) -> None:
+    def start_node(self, number: int, *, root: Path | None = None, variables: Mapping[str, str] = {}) -> None:
         """Start a SuperNode, again if it was killed; it trusts `root`, by default the federation's own certificate."""
         name = f"node-{number}"
         share = f"partition-id={number - 1} num-partitions={self.nodes}"
-        key = ["--auth-supernode-private-key", str(self.certificates.node_key(number))]
-        self._start(
-            name,
-            "flower-supernode",
-            *self._to_superlink("--superlink", root),
-            *(key if self.secure else []),
-            *("--host", HOST, "--port", str(self._port(name)), "--node-config", share),
-            environment=environment,
-        )
+        files = {"--ca": root or self.certificates.ca, "--key": self.certificates.node_key(number)}
+        secured = [part for flag, file in files.items() for part in (flag, str(file))] if self.secure else []
+        place = ["--host", HOST, "--port", str(self._port(name)), "--node-config", share]
+        command = ["federation", "node", "--superlink", self.address, *secured, "--", *place]
+        self._start(name, "feddle", *command, variables=variables)
 
     def start_run(self, settings: Mapping[str, Any]) -> int:
         """Have the SuperLink run the app; `settings` are laid over its run config. Returns the run's id."""
@@ -122,7 +119,14 @@ class LocalFederation:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """End every process: in order if they can, else at once."""
+        """End every process: in order if they can, else at once; nothing interrupts it."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+        try:
+            self._end_all()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
+
+    def _end_all(self) -> None:
         for process in self.processes.values():
             _signal(process, signal.SIGTERM)
         end = time.monotonic() + _GRACE
@@ -136,21 +140,23 @@ class LocalFederation:
         path = self.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def _start(self, name: str, command: str, *arguments: str, environment: Mapping[str, str] = {}) -> None:
+    def _start(self, name: str, command: str, *arguments: str, variables: Mapping[str, str] = {}) -> None:
+        if name in self.processes:
+            self.kill(name)  # what may be left of one that has ended
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(  # noqa: S603
-                [_found(command), *arguments],
+                [found(command), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environment(), **environment},
+                env={**self._environment(), **variables},
                 start_new_session=True,
             )
         self.groups.append(self.processes[name].pid)
 
     def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(  # noqa: S603
-            [_found("flwr"), *arguments],
+            [found("flwr"), *arguments],
             env=self._environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -188,22 +194,11 @@ class LocalFederation:
         (self.folder / "flower").mkdir(exist_ok=True)
         (self.folder / "flower" / "config.toml").write_text("\n".join(lines) + "\n")
 
-    def _to_superlink(self, flag: str, root: Path | None = None) -> Sequence[str]:
-        trust = ["--root-certificates", str(root or self.certificates.ca)] if self.secure else ["--insecure"]
-        return [flag, self.address, *trust]
-
     def _secret(self) -> Sequence[str]:
         return ["--superexec-auth-secret-file", str(self.certificates.secret)] if self.secure else []
 
     def _environment(self) -> dict[str, str]:
-        own = {
-            "FLWR_HOME": str(self.folder / "flower"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else uv would fetch torch with CUDA
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-        }
-        return {"OMP_NUM_THREADS": "1", **os.environ, **own}
+        return {**environment(), "FLWR_HOME": str(self.folder / "flower")}
 
     def _port(self, name: str) -> int:
         """A port that was free when it was first asked for."""
@@ -225,15 +220,6 @@ class LocalFederation:
             except OSError:
                 time.sleep(0.1)
         raise FeddleError(f"the {name} does not answer; see {self.logs / name}.log")
-
-
-def _found(command: str) -> str:
-    """A command of the environment that feddle is installed in."""
-    beside = Path(sys.executable).parent / command
-    found = str(beside) if beside.exists() else shutil.which(command)
-    if found is None:
-        raise FeddleError(f"a real federation needs Flower's {command}; pip install 'feddle[flower]'")
-    return found
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

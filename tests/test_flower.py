@@ -30,6 +30,7 @@ from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, seed_for
 from feddle.experiment.build import Parts
+from feddle.experiment.folder import RunFolder
 from feddle.experiment.run import build_server
 from feddle.flower.app_folder import APP
 from feddle.flower.certificates import Certificates
@@ -609,9 +610,7 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
         return lambda: len(lines_of(run)) >= wanted or is_finished(run)
 
     def third_is_back() -> bool:
-        """As a service manager does it: the SuperLink takes a while to see that it was gone."""
-        if federation.processes["node-3"].poll() is not None:
-            federation.start_node(3)
+        federation.keep_up()  # the SuperLink takes a while to see that it was gone, and refuses it until then
         return federation.log("node-3").count("SuperNode ID") == 2
 
     with processes(tmp_path / "federation", 3) as federation:
@@ -688,3 +687,75 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
         assert "take the federation's own ca.crt" in federation.log("node-3")
         assert [process.returncode for process in ended] == [2, 2]
         assert federation.processes["node-1"].poll() is None
+
+
+def living_below(folder: Path) -> list[str]:
+    """The command lines of processes whose environment names a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["-o", "rounds=3", "-o", "training.epochs=1", "-o", "federation.poll=0.3"]
+    command = [
+        str(Path(sys.executable).parent / "feddle"),
+        "federation",
+        "up",
+        "--nodes",
+        "2",
+        "--out",
+        str(out),
+        *options,
+    ]
+    first = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        end = time.monotonic() + 300
+        while not lines_of(out):
+            assert time.monotonic() < end
+            assert first.poll() is None
+            time.sleep(0.2)
+        assert len(living_below(out)) >= 4
+        first.send_signal(signal.SIGINT)
+        said, _ = first.communicate(timeout=60)
+    finally:
+        first.kill()
+        first.wait()
+    assert first.returncode == 130
+    assert "with TLS and authentication" in said
+    assert f"to go on: feddle federation up --nodes 2 --out {out}" in said
+    assert living_below(out) == []
+    before = lines_of(out)
+    nodes = (out / "flower" / "nodes.json").read_text()
+    done = subprocess.run(["timeout", "300", *command], capture_output=True, text=True, check=True)
+    assert lines_of(out)[: len(before)] == before
+    assert (out / "flower" / "nodes.json").read_text() == nodes, "the same keys, so the same nodes"
+    assert "version 3/3: 2 nodes, staleness" in done.stderr
+    assert "Report: " in done.stdout
+    assert is_finished(out)
+    assert living_below(out) == []
+    again = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "is finished; name another folder" in again.stderr
+
+
+def test_resume_tells_a_real_federation_from_a_simulation(tmp_path: Path) -> None:
+    run = ready()
+    RunFolder(tmp_path / "run").path.mkdir()
+    RunFolder(tmp_path / "run").begin(run.plan)
+    with pytest.raises(FeddleError, match=r"holds a real federation.*feddle federation up --out"):
+        RunFolder(tmp_path / "run").config()
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "merge_after" in text
+    assert "delays" not in text

@@ -4,13 +4,16 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from feddle.cli.federation_display import FederationDisplay
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment.load import parse_yaml
+
+if TYPE_CHECKING:
+    from feddle.flower.local import LocalFederation
 
 _ASK_EVERY = 5.0  # seconds; each time starts a process of Flower's
 
@@ -57,7 +60,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     _show(out)
 
 
-def _follow(local: Any, run: int, display: FederationDisplay) -> None:
+def _follow(local: "LocalFederation", run: int, display: FederationDisplay) -> None:
     """Show a run until it is finished."""
     asked = time.monotonic()
     while not display.is_finished():
@@ -65,6 +68,7 @@ def _follow(local: Any, run: int, display: FederationDisplay) -> None:
         time.sleep(0.5)
         if time.monotonic() - asked < _ASK_EVERY:
             continue
+        local.keep_up()
         status, asked = local.run_status(run), time.monotonic()
         if status.startswith("finished") and not display.is_finished():
             raise StoppedError(f"the ServerApp ended ({status}): {_last_words(local.run_log(run))}")

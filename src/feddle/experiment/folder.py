@@ -18,7 +18,7 @@ from feddle.experiment.checkpoint import Checkpoint, Pace
 from feddle.experiment.config import Config, Plan
 from feddle.experiment.durable import sync_file, sync_folder, write_whole
 from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
+from feddle.experiment.load import load_config, read_yaml
 from feddle.experiment.run import Course, Line, Listener, Run
 from feddle.version import __version__
 
@@ -61,6 +61,11 @@ class RunFolder:
             raise FeddleError(
                 f"{self.path} holds no run (no config.yaml); "
                 + (f"name one of those in it: {', '.join(inside)}" if inside else "name a folder of `feddle run`")
+            )
+        if "federation" in read_yaml(self.path / "config.yaml"):
+            raise FeddleError(
+                f"{self.path} holds a real federation; to go on with it: feddle federation up --out {self.path}, "
+                "or `flwr run` with that folder as out"
             )
         return load_config(self.path / "config.yaml")
 

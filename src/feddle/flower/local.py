@@ -1,5 +1,6 @@
 """A whole federation on this machine, each part a process of its own: the way to see it work before real machines."""
 
+import ctypes
 import json
 import os
 import signal
@@ -19,8 +20,9 @@ from feddle.flower.commands import environment, found
 
 HOST = "127.0.0.1"
 _PATIENCE = 60.0  # seconds until a process must answer
-_GRACE = 5.0  # seconds to end in order
+_GRACE = 10.0  # seconds to end in order
 _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
+_PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
 _CONNECTION = "federation"  # what the server is called in Flower's config
 
 
@@ -127,13 +129,23 @@ class LocalFederation:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
     def _end_all(self) -> None:
-        for process in self.processes.values():
-            _signal(process, signal.SIGTERM)
-        end = time.monotonic() + _GRACE
-        while time.monotonic() < end and not all(_has_ended(process) for process in self.processes.values()):
-            time.sleep(0.05)
-        for name in list(self.processes):
-            self.kill(name)  # also what a process that has ended has left of its group
+        """The nodes first: a SuperLink that they cannot tell goodbye takes them for connected for a while."""
+        nodes = [name for name in self.processes if name.startswith("node-")]
+        for names in (nodes, [name for name in self.processes if name not in nodes]):
+            for name in names:
+                _signal(self.processes[name], signal.SIGTERM)
+            end = time.monotonic() + _GRACE
+            while time.monotonic() < end and not all(_has_ended(self.processes[name]) for name in names):
+                time.sleep(0.05)
+            for name in names:
+                self.kill(name)  # also what a process that has ended has left of its group
+
+    def keep_up(self) -> None:
+        """Start nodes again that have ended, as a service manager does."""
+        for number in range(1, self.nodes + 1):
+            process = self.processes.get(f"node-{number}")
+            if process is not None and process.poll() is not None:
+                self.start_node(number)
 
     def log(self, name: str) -> str:
         """What a process has said so far."""
@@ -151,6 +163,7 @@ class LocalFederation:
                 stderr=subprocess.STDOUT,
                 env={**self._environment(), **variables},
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         self.groups.append(self.processes[name].pid)
 
@@ -220,6 +233,12 @@ class LocalFederation:
             except OSError:
                 time.sleep(0.1)
         raise FeddleError(f"the {name} does not answer; see {self.logs / name}.log")
+
+
+def _end_with_parent() -> None:
+    """On Linux, have this process told to end when the one that started it was killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -290,6 +290,24 @@ def test_a_reply_counts_only_from_the_node_that_was_asked() -> None:
     assert torch.equal(run.server.model.vector, plain.server.model.vector)
 
 
+def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else() -> None:
+    run = ready(rounds=3)
+    grid = grid_of(run)
+    pull = grid.pull_messages
+
+    def pulled(ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(pull(ids))
+        if any(reply.metadata.src_node_id == 12345 for reply in replies):
+            raise ValueError("object id does not fit its content")
+        return replies
+
+    grid.pull_messages = pulled  # type: ignore[method-assign]
+    run.go()
+    assert run.network.dropped == {"broken": 1}
+    assert run.network.roster.nodes[12345].why == "broken: ValueError: object id does not fit its content"
+    assert {job[0] for of in jobs(run) for job in of} == {0, 2}
+
+
 def spoilt(message: Message, change: Callable[[dict[str, Any]], None]) -> Message:
     reply = trained(message)
     content = {name: reply.content[name] for name in reply.content}

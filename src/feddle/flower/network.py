@@ -2,11 +2,12 @@
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from logging import INFO, WARNING
 from typing import Any
 
+import httpx
 import torch
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -24,7 +25,6 @@ from feddle.server import Server
 from feddle.strategies.strategy import above, below
 
 _REMEMBERED = 10_000  # message ids that were answered, to tell a duplicate from what was never asked
-_AT_A_TIME = 2**28  # bytes of updates that are asked for in one go
 _TELL_EVERY = 60.0  # seconds, that nobody is there
 _LONGEST_REASON = 300
 
@@ -150,12 +150,22 @@ class Network:
 
     # --- updates in
 
-    def _pull(self) -> Iterable[Message]:
-        """What has come back, no more at a time than fits in memory."""
-        ids = [*self._under_way, *self._given_up]
-        few = max(1, _AT_A_TIME // self.server.model.num_bytes)
-        for first in range(0, len(ids), few):
-            yield from self.grid.pull_messages(ids[first : first + few])
+    def _pull(self) -> Iterator[Message]:
+        """What has come back, one message at a time: no two large ones at once, and none that spoils another."""
+        for asked in [*self._under_way, *self._given_up]:
+            try:
+                yield from self.grid.pull_messages([asked])
+            except httpx.HTTPError:  # the network, not the message
+                raise
+            except Exception as error:  # whatever a hostile message does to Flower, which builds it from a node's bytes
+                self._drop_broken(asked, error)
+
+    def _drop_broken(self, asked: str, error: Exception) -> None:
+        self._given_up.pop(asked, None)
+        sent = self._under_way.get(asked)
+        if sent is not None:
+            self._answer(asked)
+            self._end(sent.node, sent.job, "broken", f"{type(error).__name__}: {error}")
 
     def _take(self, reply: Message) -> None:
         asked = reply.metadata.reply_to_message_id

@@ -647,6 +647,9 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
         assert not is_finished(run)
 
         federation.start_run(settings)
+        wait_for(version(len(before) + 1), 300, federation, "a merge after the ServerApp was killed")
+        federation.kill("superlink")
+        federation.start_superlink()
         wait_for(lambda: is_finished(run), 400, federation, "the rest")
 
     lines, result = lines_of(run), json.loads((run / "result.json").read_text())

@@ -21,10 +21,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from feddle.cli.federation_display import picture
+from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
@@ -519,6 +522,36 @@ def test_keys_are_private_and_kept(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in made}
     assert [path.name for path in certificates.make(["127.0.0.1"], 3)] == ["node-3.key", "node-3.pub"]
     assert before == {path: path.read_bytes() for path in made}
+
+
+def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(message: Message) -> Answers:
+        return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
+
+    run = ready(answer, rounds=3)
+    run_in_folder(run, run.plan, tmp_path / "run")  # type: ignore[arg-type]
+    app(["federation", "watch", str(tmp_path / "run")], standalone_mode=False)
+    told = capsys.readouterr().err.splitlines()
+    shown = [line for line in told if line.startswith("version")]
+    assert [line.split(":")[0] for line in shown] == ["version 1/3", "version 2/3", "version 3/3"]
+    assert all("3 nodes, staleness" in line and "accuracy" in line for line in shown)
+    with (console := Console(width=200)).capture() as captured:
+        console.print(picture(json.loads((tmp_path / "run" / "status.json").read_text())))
+    text = captured.get()
+    assert "feddle: version 3/3, accuracy" in text
+    assert "error: out of memory" in text
+    assert "came to nothing: error (" in text
+
+
+def test_an_app_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app(["federation", "new", str(tmp_path / "mine")], standalone_mode=False)
+    files = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [file.name for file in files] == ["model.py", "client_data.py", "server_data.py"]
+    assert all(file.is_file() for file in files)
+    settings = tomllib.loads((tmp_path / "mine" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert make_plan({key: value for key, value in settings.items() if key != "out"}, source="app").rounds == 20
+    with pytest.raises(FeddleError, match="is there already"):
+        app(["federation", "new", str(tmp_path / "mine")], standalone_mode=False)
 
 
 # --- real processes, on loopback

@@ -54,6 +54,8 @@ class Node:
             return "gone"
         if self.job is not None:
             return "training"
+        if self.waits:
+            return "waiting"
         return "cooling down" if self.ready_at > now else "idle"
 
 

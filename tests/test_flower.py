@@ -293,7 +293,7 @@ def test_a_reply_counts_only_from_the_node_that_was_asked() -> None:
     assert torch.equal(run.server.model.vector, plain.server.model.vector)
 
 
-def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else() -> None:
+def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ready(rounds=3)
     grid = grid_of(run)
     pull = grid.pull_messages
@@ -304,7 +304,7 @@ def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else() -> No
             raise ValueError("object id does not fit its content")
         return replies
 
-    grid.pull_messages = pulled  # type: ignore[method-assign]
+    monkeypatch.setattr(grid, "pull_messages", pulled)
     run.go()
     assert run.network.dropped == {"broken": 1}
     assert run.network.roster.nodes[12345].why == "broken: ValueError: object id does not fit its content"

@@ -554,6 +554,21 @@ def test_an_app_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         app(["federation", "new", str(tmp_path / "mine")], standalone_mode=False)
 
 
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("method.name=fedbuf", "did you mean 'fedbuff'"),
+        ("round=3", "round is not among the settings"),
+        ("rounds", "an override is KEY=VALUE"),
+        ("clients.per_round=9", "there are only 3 clients"),
+    ],
+)
+def test_up_starts_nothing_for_settings_that_are_wrong(tmp_path: Path, option: str, text: str) -> None:
+    with pytest.raises(FeddleError, match=text):
+        app(["federation", "up", "--out", str(tmp_path / "run"), "-o", option], standalone_mode=False)
+    assert not (tmp_path / "run").exists()
+
+
 # --- real processes, on loopback
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")

@@ -41,19 +41,21 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     from feddle.flower import require_flower
 
     require_flower()
-    from feddle.flower.app_folder import APP
+    from feddle.flower.app_folder import APP, check_settings
     from feddle.flower.local import LocalFederation
 
     if RunFolder(out).is_finished():
         raise FeddleError(f"{out} holds a federation that is finished; name another folder with --out")
     settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **_settings(overrides)}
+    settings |= {"out": str(out.resolve())}
+    check_settings(app_folder or APP, settings)
     signal.signal(signal.SIGTERM, _interrupt)
     with FederationDisplay(out, quiet=quiet) as display:
         try:
             display.say(f"starting a SuperLink and {nodes} SuperNodes, with TLS and authentication")
             with LocalFederation(out / "flower", nodes, app=app_folder or APP) as local:
                 display.say(f"SuperLink at {local.address}; logs in {local.logs}")
-                _follow(local, local.start_run({**settings, "out": str(out.resolve())}), display)
+                _follow(local, local.start_run(settings), display)
         except KeyboardInterrupt:
             display.say(f"all of it is stopped; to go on: feddle federation up --nodes {nodes} --out {out}")
             raise
@@ -71,7 +73,8 @@ def _follow(local: "LocalFederation", run: int, display: FederationDisplay) -> N
         local.keep_up()
         status, asked = local.run_status(run), time.monotonic()
         if status.startswith("finished") and not display.is_finished():
-            raise StoppedError(f"the ServerApp ended ({status}): {_last_words(local.run_log(run))}")
+            remedy = f"to go on once that is mended: feddle federation up --out {display.folder}"
+            raise StoppedError(f"the ServerApp ended ({status}): {_last_words(local.run_log(run))}; {remedy}")
     display.refresh()
 
 

@@ -145,7 +145,7 @@ class LocalFederation:
         """Start nodes again that have ended, as a service manager does."""
         for number in range(1, self.nodes + 1):
             process = self.processes.get(f"node-{number}")
-            if process is not None and process.poll() is not None:
+            if process is not None and _has_ended(process):
                 self.start_node(number)
 
     def log(self, name: str) -> str:
@@ -155,7 +155,7 @@ class LocalFederation:
 
     def _start(self, name: str, command: str, *arguments: str, variables: Mapping[str, str] = {}) -> None:
         if name in self.processes:
-            self.kill(name)  # what may be left of one that has ended
+            self.kill(name)  # or what is left of it
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(  # noqa: S603
                 [found(command), *arguments],

@@ -66,6 +66,11 @@ class Server:
         """The number of jobs of the client that has had the most."""
         return max(self._jobs_of.values(), default=0)
 
+    @property
+    def in_flight(self) -> frozenset[Job]:
+        """The jobs whose updates are awaited."""
+        return frozenset(self._in_flight)
+
     def start_of(self, job: Job) -> Weights:
         """The model that a job in flight began from."""
         return self._pinned[job.version].weights

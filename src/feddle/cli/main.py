@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feddle.cli.display import RunDisplay
+from feddle.cli.federation import federation
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment import config as cfg
 from feddle.experiment.load import load_config
@@ -33,6 +34,8 @@ def app(debug: bool) -> None:
     Client updates become anchors; the server's own data guides how they are merged.
     """
 
+
+app.add_command(federation)
 
 overrides_option = click.option(
     "-o",

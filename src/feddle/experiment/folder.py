@@ -16,11 +16,11 @@ from safetensors.torch import save
 
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment.checkpoint import Checkpoint, Pace
-from feddle.experiment.config import Config
+from feddle.experiment.config import Config, Plan
 from feddle.experiment.durable import sync_file, sync_folder, write_whole
 from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
-from feddle.experiment.run import Line, Listener, Run
+from feddle.experiment.load import load_config, read_yaml
+from feddle.experiment.run import Course, Line, Listener, Run
 from feddle.version import __version__
 
 _FORMAT = 3  # of what is in a checkpoint: one more when a state's names or meanings change
@@ -50,7 +50,7 @@ class RunFolder:
         finally:
             lock.release()
 
-    def begin(self, config: Config) -> None:
+    def begin(self, config: Plan) -> None:
         """Keep the config: from here on, the folder holds a run."""
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         self._replace("config.yaml", text.encode())
@@ -63,6 +63,11 @@ class RunFolder:
                 f"{self.path} holds no run (no config.yaml); "
                 + (f"name one of those in it: {', '.join(inside)}" if inside else "name a folder of `feddle run`")
             )
+        if "federation" in read_yaml(self.path / "config.yaml"):
+            raise FeddleError(
+                f"{self.path} holds a real federation; to go on with it: feddle federation up --out {self.path}, "
+                "or `flwr run` with that folder as out"
+            )
         return load_config(self.path / "config.yaml")
 
     def append(self, line: Line) -> None:
@@ -70,7 +75,7 @@ class RunFolder:
         with self._writing(), self.history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def save(self, run: Run, config: Config) -> None:
+    def save(self, run: Course, config: Plan) -> None:
         """Make a checkpoint, between rounds."""
         with self._writing():
             sync_file(self.history)
@@ -89,7 +94,7 @@ class RunFolder:
         """How many rounds the last checkpoint holds."""
         return int((self.checkpoint.facts() or {}).get("round", 0))
 
-    def restore(self, run: Run, config: Config) -> None:
+    def restore(self, run: Course, config: Plan) -> None:
         """Take a new run to the last checkpoint, if there is one, and cut the history back to it.
 
         Nothing is changed before all of it has been checked.
@@ -127,7 +132,7 @@ class RunFolder:
         except (OSError, ValueError, TypeError, KeyError):
             return False
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: Course) -> None:
         """Keep the model, then the result, which says that the run is finished: the checkpoint is not needed now."""
         with self._writing():
             sync_file(self.history)
@@ -135,7 +140,7 @@ class RunFolder:
         self._keep_result(run.result)
         self.checkpoint.clear()
 
-    def keep(self, run: Run) -> None:
+    def keep(self, run: Course) -> None:
         """Keep what a run that was stopped has come to."""
         self._keep_result({**run.result, "finished": False})
         self._keep_model(run)
@@ -143,7 +148,7 @@ class RunFolder:
     def _keep_result(self, result: Mapping[str, Any]) -> None:
         self._replace("result.json", (json.dumps(result, indent=2) + "\n").encode())
 
-    def _keep_model(self, run: Run) -> None:
+    def _keep_model(self, run: Course) -> None:
         state = run.federation.model.state_dict()
         self._replace("model.safetensors", save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
 
@@ -161,7 +166,7 @@ class RunFolder:
             raise StoppedError(f"cannot write to {self.path}: {error.strerror}{remedy}") from error
 
 
-def _made_by(run: Run, config: Config) -> dict[str, Any]:
+def _made_by(run: Course, config: Plan) -> dict[str, Any]:
     """What must be the same for a run to go on with the same bits; the number of workers does not matter."""
     tree = config.model_dump(mode="json", exclude={"workers"})
     return {
@@ -245,7 +250,11 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
 
 def go_on(run: Run, config: Config, folder: RunFolder, listener: Listener | None) -> None:
     """Run to the end in a folder that is locked, with checkpoints on the way."""
-    pace = Pace(config.checkpoint.every)
+    go_to_the_end(run, config, folder, Pace(config.checkpoint.every), listener)
+
+
+def go_to_the_end(run: Course, config: Plan, folder: RunFolder, pace: Pace, listener: Listener | None) -> None:
+    """The same at any pace, wherever the clients are."""
 
     def record(line: Line) -> None:
         folder.append(line)

@@ -85,17 +85,17 @@ def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
         value = parse_yaml(text)
     except yaml.YAMLError as error:
         raise FeddleError(f"the value of {key} is not valid YAML: {_yaml_problem(error)}") from error
-    return _with(tree, key.split("."), value)
+    return with_value(tree, key.split("."), value)
 
 
-def _with(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+def with_value(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
     """A copy of the tree with one value set; a bare name on the way becomes that choice with its defaults."""
     first, *rest = path
     if not rest:
         return {**tree, first: value}
     below = tree.get(first)
     below = {"name": below} if isinstance(below, str) else below
-    return {**tree, first: _with(below if isinstance(below, dict) else {}, rest, value)}
+    return {**tree, first: with_value(below if isinstance(below, dict) else {}, rest, value)}
 
 
 def explain(error: ValidationError, tree: dict[str, Any]) -> str:

@@ -5,9 +5,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,41 +36,45 @@ Listener = Callable[[Line], None]
 AHEAD_BYTES = 2**30  # finished updates that wait for their arrival
 
 
-class Run:
-    """A simulated federation and its history, one line a round.
+class Runtime(Protocol):
+    """Where the clients of a server are: in a simulation, or on a network."""
 
-    `federation.model` is the workbench that everything is trained and measured on; when `go` returns, or fails, it
-    holds the last version. `strategy` stands in for the plan's method; `scratch` is a folder for what does not fit in
-    memory.
+    @property
+    def server(self) -> Server:
+        """Whose clients they are."""
+
+    def step(self) -> Round:
+        """One round."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on after a stop, the server's state too, as tensors; taken between rounds."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state."""
+
+
+class Course:
+    """The rounds of a federation and their history, one line a round, wherever its clients are.
+
+    `federation.model` is the workbench that everything at the server is trained and measured on; when `go` returns, or
+    fails, it holds the last version.
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        federation: Federation,
-        strategy: Strategy | None = None,
-        *,
-        scratch: Path | None = None,
+        self, plan: Plan, federation: Federation, layout: Layout, runtime: Runtime, *, method: str, device: str
     ) -> None:
         self.plan = plan
         self.federation = federation
+        self.layout = layout
+        self.runtime = runtime
+        self.server = runtime.server
+        self.method = method
+        self.device = device
         self.history: list[Line] = []
         self.seconds = 0.0
-        self.device = device = resolve_device(plan.device)
+        self.helpers: AbstractContextManager[object] = nullcontext()  # what lives as long as the rounds go on
+        self.diagnostics: Diagnostics | None = None
         self._gone = False
-        if plan.training.precision == "bfloat16" and device == "cpu":
-            require_bfloat16()
-        federation.model.to(device=device)
-        self.layout = Layout.of(federation.model)
-        self.method = plan.method.name if strategy is None else type(strategy).__name__
-        model = self.layout.read(federation.model)
-        self.trainer = build_trainer(plan, federation, self.layout, model, device)
-        pool = self.trainer if isinstance(self.trainer, WorkerPool) else None
-        strategy = strategy or build_strategy(Parts(plan, federation, self.layout, device, scratch, pool))
-        ratio = plan.checks.max_norm_ratio
-        self.server = Server(model, strategy, digest=self.layout.digest, max_norm_ratio=ratio)
-        self.simulation = start_simulation(plan, federation, self.server, self.trainer)
-        self.diagnostics = build_diagnostics(plan, federation, self.layout, self.trainer)
 
     def go(self, listener: Listener | None = None) -> None:
         """Run every round, once; `listener` gets each line of history as it is made."""
@@ -78,9 +83,9 @@ class Run:
         self._gone = True
         began = time.perf_counter() - self.seconds
         try:
-            with one_thread(), self.trainer:
+            with one_thread(), self.helpers:
                 while self.server.version < self.plan.rounds:
-                    line = self._line(self.simulation.step())
+                    line = self._line(self.runtime.step())
                     self.history.append(line)
                     self.seconds = time.perf_counter() - began
                     if listener is not None:
@@ -93,11 +98,11 @@ class Run:
         """Everything needed to go on after a stop but the history, as tensors; taken between rounds."""
         looked = {} if self.diagnostics is None else self.diagnostics.state_dict()
         uncounted = self._uncounted()
-        return {**self.simulation.state_dict(), **above("uncounted.", uncounted), **above("diagnostics.", looked)}
+        return {**self.runtime.state_dict(), **above("uncounted.", uncounted), **above("diagnostics.", looked)}
 
     def load_state_dict(self, state: Mapping[str, Tensor], history: Sequence[Line], seconds: float) -> None:
         """Go on from a saved state, with the history until then and the time that it took."""
-        self.simulation.load_state_dict(state)
+        self.runtime.load_state_dict(state)
         for name, buffer in below("uncounted.", state).items():
             self._uncounted()[name].copy_(buffer)
         if self.diagnostics is not None:
@@ -125,6 +130,7 @@ class Run:
             "bytes_down": before["bytes_down"] + happened.dispatched * size,
             "loss": fmean(losses) if losses else None,
             **self.server.strategy.notes,
+            **happened.notes,
         }
         if self.diagnostics is not None and number % self.diagnostics.every == 0:
             line |= self.diagnostics.look(number, self.server.model, happened.arrivals)
@@ -178,6 +184,43 @@ class Run:
             return None
         spent = epsilon(jobs, privacy.noise_multiplier, privacy.delta)
         return {"unit": "client", "updates": jobs, "epsilon": spent, "delta": privacy.delta}
+
+
+class Run(Course):
+    """A simulated federation.
+
+    `strategy` stands in for the plan's method; `scratch` is a folder for what does not fit in memory.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        federation: Federation,
+        strategy: Strategy | None = None,
+        *,
+        scratch: Path | None = None,
+    ) -> None:
+        device = resolve_device(plan.device)
+        if plan.training.precision == "bfloat16" and device == "cpu":
+            require_bfloat16()
+        federation.model.to(device=device)
+        layout = Layout.of(federation.model)
+        self.trainer = build_trainer(plan, federation, layout, layout.read(federation.model), device)
+        pool = self.trainer if isinstance(self.trainer, WorkerPool) else None
+        server = build_server(Parts(plan, federation, layout, device, scratch, pool), strategy)
+        self.simulation = start_simulation(plan, federation, server, self.trainer)
+        method = plan.method.name if strategy is None else type(strategy).__name__
+        super().__init__(plan, federation, layout, self.simulation, method=method, device=device)
+        self.helpers = self.trainer
+        self.diagnostics = build_diagnostics(plan, federation, layout, self.trainer)
+
+
+def build_server(parts: Parts, strategy: Strategy | None = None) -> Server:
+    """The server of a plan, at its first version; `strategy` stands in for the plan's method."""
+    model = parts.layout.read(parts.federation.model)
+    strategy = strategy or build_strategy(parts)
+    ratio = parts.plan.checks.max_norm_ratio
+    return Server(model, strategy, digest=parts.layout.digest, max_norm_ratio=ratio)
 
 
 def start_simulation(plan: Plan, federation: Federation, server: Server, trainer: Trainer) -> Simulation:

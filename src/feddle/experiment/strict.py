@@ -44,7 +44,7 @@ class Strict(BaseModel):
         if near := difflib.get_close_matches(key, cls.model_fields, n=1):
             return f"did you mean {near[0]!r}?"
         kind = cls.__base__
-        if kind is not None and kind is not Strict and issubclass(kind, Strict):
+        if cls.named() and kind is not None and kind is not Strict and issubclass(kind, Strict):
             options = {option: c.named() for c in kind.__subclasses__() for option in c.model_fields}
             if other := difflib.get_close_matches(key, options, n=1, cutoff=0.5):
                 owners = [c.named() for c in kind.__subclasses__() if other[0] in c.model_fields]

@@ -1,9 +1,9 @@
 """A federation on a virtual clock that ticks once a round."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from heapq import heappop, heappush
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class Round:
     dispatched: int
     returned: int
     arrivals: Sequence[Arrival]
+    notes: Mapping[str, Any] = field(default_factory=dict)  # what else goes on the record, as JSON values
 
 
 class Simulation:

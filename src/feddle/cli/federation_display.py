@@ -1,0 +1,89 @@
+"""What an operator sees of a real federation: a live table on a terminal, a line for each version elsewhere."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+
+class FederationDisplay:
+    """Shows a run folder as it changes, on stderr."""
+
+    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
+        self.folder = folder
+        self.console = Console(stderr=True, quiet=quiet)
+        self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal and not quiet else None
+        self._told = 0  # lines of history
+
+    def __enter__(self) -> "FederationDisplay":
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return bool(self._read("result.json").get("finished")) and (self.folder / "report.html").exists()
+
+    def refresh(self) -> None:
+        """Show how things stand."""
+        status = self._read("status.json")
+        if self._live is not None and status:
+            self._live.update(picture(status), refresh=True)
+        elif self._live is None:
+            self._tell_new_versions(status.get("rounds"))
+
+    def _tell_new_versions(self, rounds: int | None) -> None:
+        path = self.folder / "history.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = text.rpartition("\n")[0].splitlines()  # the last one may not be whole yet
+        for line in map(json.loads, lines[self._told :]):
+            accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
+            staleness = " ".join(map(str, line["staleness"]))
+            of = "" if rounds is None else f"/{rounds}"
+            self.say(f"version {line['version']}{of}: {line['nodes']} nodes, staleness {staleness}{accuracy}")
+        self._told = len(lines)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder / name).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def picture(status: dict[str, Any]) -> Group:
+    """A federation's state: a headline, and a row for each node."""
+    accuracy = "–" if status["accuracy"] is None else f"{status['accuracy']:.1%}"
+    head = (
+        f"{status['method']}: version {status['version']}/{status['rounds']}, accuracy {accuracy}, "
+        f"{status['arrived']} of {status['wanted']} updates for the next merge, {status['under_way']} under way"
+    )
+    table = Table("client", "node", "state", "from version", "last staleness", "updates", "failed", "", box=None)
+    for node in status["nodes"]:
+        numbers = (_shown(node[name]) for name in ("version", "staleness", "done", "failed"))
+        table.add_row(
+            str(node["client"]), node["node"], node["state"], *numbers, Text(node["why"], overflow="ellipsis")
+        )
+    losses = {**status["dropped"], **status["refused"]}
+    lost = ", ".join(f"{reason} ({count})" for reason, count in losses.items())
+    away = f"; {status['turned_away']} nodes too many" if status["turned_away"] else ""
+    return Group(Text(head), table, Text(f"came to nothing: {lost or 'no job'}{away}", style="dim"))
+
+
+def _shown(value: int | None) -> str:
+    return "–" if value is None else str(value)

@@ -1,0 +1,39 @@
+"""A real federation on Flower: the same server, strategies and local training over a network.
+
+A Flower user writes `Feddle(model, server=…, test=…).start(grid=grid, initial_arrays=…)` in a ServerApp and
+`client_app(model, data)` for the ClientApp. The names below are loaded when first used, so that a client's process,
+which starts anew for each job, imports little.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from feddle.core.errors import FeddleError
+
+if TYPE_CHECKING:
+    from feddle.flower.client import client_app, train_job
+    from feddle.flower.strategy import Feddle, server_app
+
+_HOMES = {
+    "Feddle": "feddle.flower.strategy",
+    "client_app": "feddle.flower.client",
+    "server_app": "feddle.flower.strategy",
+    "train_job": "feddle.flower.client",
+}
+
+__all__ = ["Feddle", "client_app", "server_app", "train_job"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'feddle.flower' has no attribute {name!r}")
+    require_flower()
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def require_flower() -> None:
+    """Say what to install if Flower is not there."""
+    try:
+        import_module("flwr")
+    except ImportError as error:
+        raise FeddleError("a real federation needs Flower; pip install 'feddle[flower]'") from error

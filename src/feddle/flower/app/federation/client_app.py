@@ -1,0 +1,7 @@
+"""The ClientApp: there is nothing to change here."""
+
+from feddle.flower import client_app
+from federation.client_data import client_data
+from federation.model import make_model
+
+app = client_app(make_model, client_data)

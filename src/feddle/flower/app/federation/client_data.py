@@ -1,0 +1,19 @@
+"""A client's data: whatever is on the node. Here each node has its own share of the digits, uneven in its classes."""
+
+from flwr.app import Context
+
+from feddle.learning import datasets
+from feddle.learning.examples import Examples, Images, Selection
+from feddle.learning.partition import dirichlet
+
+
+def client_data(context: Context) -> Examples:
+    """The share that the node's config names: `--node-config 'partition-id=0 num-partitions=3'`."""
+    return share(int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]))
+
+
+def share(number: int, shares: int) -> Examples:
+    """One of several uneven shares of the training images."""
+    digits = datasets.load("digits", quiet=True)
+    partition = dirichlet(digits.train_labels, shares, alpha=0.5, seed=0)
+    return Selection(Images(digits.train_images, digits.train_labels, channels=1), partition[number])

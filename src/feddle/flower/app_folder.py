@@ -1,0 +1,37 @@
+"""The app that is shipped, and what an app says of its settings."""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from feddle.core.errors import FeddleError
+from feddle.flower.plan import make_plan
+
+APP = Path(__file__).parent / "app"
+
+
+def check_settings(app: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that the app's run would refuse, before anything is started for it."""
+    file = app / "pyproject.toml"
+    try:
+        tree: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise FeddleError(
+            f"{app} holds no app: expected [tool.flwr.app.config] in {file}, but {type(error).__name__}: {error}; "
+            "`feddle federation new` makes one"
+        ) from error
+    known = dict(_flat(tree))
+    for key in settings:
+        if key not in known:
+            raise FeddleError(f"{key} is not among the settings in {file}; add it to [tool.flwr.app.config] there")
+    make_plan({key: value for key, value in {**known, **settings}.items() if key != "out"}, source="settings")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys, as Flower makes them of tables."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,125 @@
+"""Certificates and keys of a federation: TLS for the server, a key pair for each node."""
+
+import ipaddress
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_CA_DAYS, _SERVER_DAYS = 3650, 825
+_EARLIER = timedelta(minutes=5)  # clocks differ
+
+
+class Certificates:
+    """A folder of certificates and keys; what is there is kept, so nodes can be added later.
+
+    `ca.crt` goes to every machine, `server.*` and `superexec.secret` stay on the server's, `node-N.key` goes to that
+    node alone and `node-N.pub` is registered. `ca.key` signs new server certificates: keep it off all of them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca, self.ca_key = folder / "ca.crt", folder / "ca.key"
+        self.server, self.server_key = folder / "server.crt", folder / "server.key"
+        self.secret = folder / "superexec.secret"
+
+    def node_key(self, number: int) -> Path:
+        """The private key of a node, numbered from 1."""
+        return self.folder / f"node-{number}.key"
+
+    def node_public(self, number: int) -> Path:
+        """What a node is registered with."""
+        return self.folder / f"node-{number}.pub"
+
+    def make(self, hosts: Sequence[str], nodes: int) -> list[Path]:
+        """Make what is missing, for a server that is reached under these names; returns the new files."""
+        before = set(self.folder.glob("*"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.ca.exists():
+            self._make_ca()
+        if not self.server.exists():
+            self._make_server(hosts)
+        if not self.secret.exists():
+            _write(self.secret, secrets.token_bytes(32), private=True)
+        for number in range(1, nodes + 1):
+            if not self.node_key(number).exists():
+                self._make_node(number)
+        return sorted(set(self.folder.glob("*")) - before)
+
+    def _make_ca(self) -> None:
+        key = ec.generate_private_key(ec.SECP384R1())
+        name = _name("feddle federation CA")
+        builder = _builder(name, name, key.public_key(), _CA_DAYS)
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(usage, critical=True)
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        certificate = builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+        _write(self.ca_key, _pem(key), private=True)
+        _write(self.ca, certificate.public_bytes(Encoding.PEM))
+
+    def _make_server(self, hosts: Iterable[str]) -> None:
+        authority = x509.load_pem_x509_certificate(self.ca.read_bytes())
+        signer = load_pem_private_key(self.ca_key.read_bytes(), None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        key = ec.generate_private_key(ec.SECP384R1())
+        names = [_alternative(host) for host in dict.fromkeys(hosts)]
+        builder = _builder(_name("feddle federation server"), authority.subject, key.public_key(), _SERVER_DAYS)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+        certificate = builder.add_extension(issuer, critical=False).sign(signer, hashes.SHA256())
+        _write(self.server_key, _pem(key), private=True)
+        _write(self.server, certificate.public_bytes(Encoding.PEM))
+
+    def _make_node(self, number: int) -> None:
+        key = ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        _write(self.node_public(number), public + b"\n")
+        _write(self.node_key(number), private, private=True)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(now - _EARLIER).not_valid_after(now + timedelta(days=days))
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write(path: Path, content: bytes, *, private: bool = False) -> None:
+    """A private file is never readable by others, not even for a moment."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

@@ -1,0 +1,52 @@
+"""What a node does with a job; imported anew for each, so it imports little."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout, Weights
+from feddle.core.seeds import seed_for
+from feddle.flower.wire import read_order, update_message
+from feddle.learning.examples import Examples, as_examples
+from feddle.learning.machine import one_thread
+from feddle.learning.training import Loss, train_client
+
+Data = Examples | Dataset[Any]
+
+
+def client_app(
+    model: Callable[[], nn.Module], data: Callable[[Context], Data], loss: Loss = F.cross_entropy
+) -> ClientApp:
+    """A ClientApp that trains `model()` on `data(context)`; the server says how."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return train_job(message, model(), data(context), loss)
+
+    return app
+
+
+def train_job(message: Message, model: nn.Module, data: Data, loss: Loss = F.cross_entropy) -> Message:
+    """The reply to a job: for a ClientApp of your own, in its `@app.train()`."""
+    order, layout = read_order(message), Layout.of(model)
+    if layout.digest != order.digest:
+        raise FeddleError(
+            f"this client's model is not the server's (layout {layout.digest[:12]}…, the server's is "
+            f"{order.digest[:12]}…); run the same app with the same model on both"
+        )
+    examples = as_examples(data)
+    if not len(examples):
+        raise FeddleError("this client has no examples to train on; give it data, or take the node away")
+    device = next(model.parameters()).device
+    start = Weights(order.start.vector.to(device), order.start.buffers.to(device))
+    seed = seed_for(order.seed, "train", order.job.client, order.job.number)
+    with one_thread():
+        update = train_client(model, layout, start, examples, order.recipe, order.job, seed, loss)
+    return update_message(update, message)

@@ -1,0 +1,112 @@
+"""The server's side of a real federation, kept in a run folder like a simulation."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.serverapp import Grid
+
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout
+from feddle.experiment.build import Parts
+from feddle.experiment.checkpoint import Pace
+from feddle.experiment.durable import write_whole
+from feddle.experiment.federation import Federation
+from feddle.experiment.folder import RunFolder, go_to_the_end
+from feddle.experiment.run import Course, Listener, build_server, resolve_device
+from feddle.flower.network import Clock, Network
+from feddle.flower.plan import FederationPlan
+from feddle.learning.training import Loss
+from feddle.report.page import write_page
+from feddle.report.records import read_run
+from feddle.strategies.strategy import Strategy
+
+STATUS = "status.json"
+_STATUS_EVERY = 1.0  # seconds
+
+
+class FederationRun(Course):
+    """A federation whose clients are the nodes of a Flower grid."""
+
+    def __init__(
+        self,
+        plan: FederationPlan,
+        federation: Federation,
+        grid: Grid,
+        strategy: Strategy | None = None,
+        *,
+        scratch: Path | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        device = resolve_device(plan.device)
+        federation.model.to(device=device)
+        layout = Layout.of(federation.model)
+        server = build_server(Parts(plan, federation, layout, device, scratch), strategy)
+        self.network = Network(server, grid, plan, clock=clock)
+        method = plan.method.name if strategy is None else type(strategy).__name__
+        super().__init__(plan, federation, layout, self.network, method=method, device=device)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What is kept of the run; `dropped` counts the jobs that brought nothing, by reason."""
+        return {**super().result, "dropped": dict(self.network.dropped), "clients": len(self.network.roster.nodes)}
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How things stand now, as JSON values."""
+        measured = [line for line in self.history if "accuracy" in line]
+        return {
+            **self.network.status(),
+            "method": self.method,
+            "accuracy": measured[-1]["accuracy"] if measured else None,
+            "staleness": self.history[-1]["staleness"] if self.history else [],
+            "pid": os.getpid(),
+        }
+
+
+def at_the_server(
+    model: torch.nn.Module, server: Any, test: Any, loss: Loss, server_classes: int | None = None
+) -> Federation:
+    """What the server has; its clients are elsewhere."""
+    outside = None if server_classes is None else "of another task"
+    none = torch.zeros(0, dtype=torch.int64)
+    return Federation(model, (), none, server, test, loss, out_of_domain=outside, server_classes=server_classes)
+
+
+def run_in_folder(run: FederationRun, plan: FederationPlan, out: Path, listener: Listener | None = None) -> None:
+    """Run to the end in a folder, or go on with what is in it; a checkpoint is made after each merge."""
+    folder = RunFolder(out)
+    with folder.locked():
+        if folder.is_finished():
+            raise FeddleError(f"{out} holds a federation that is finished; name another folder with out")
+        if (out / "config.yaml").exists():
+            folder.restore(run, plan)
+        else:
+            folder.begin(plan)
+        status = _StatusFile(run, out / STATUS)
+        run.network.watch = status.keep_up
+        go_to_the_end(run, plan, folder, Pace(1), listener)
+        status.write()
+    write_page([read_run(out)], out / "report.html")
+
+
+class _StatusFile:
+    """What an operator looks at: how things stood a moment ago."""
+
+    def __init__(self, run: FederationRun, path: Path) -> None:
+        self.run = run
+        self.path = path
+        self._written = -_STATUS_EVERY
+
+    def keep_up(self) -> None:
+        """Write it anew if it is no longer new."""
+        if time.monotonic() - self._written >= _STATUS_EVERY:
+            self.write()
+
+    def write(self) -> None:
+        """Write it anew."""
+        self._written = time.monotonic()
+        write_whole(self.path, json.dumps(self.run.status).encode(), sync=False)

@@ -1,0 +1,123 @@
+"""What passes over the network: arrays and plain values, bounded and looked at before they are read."""
+
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from torch import Tensor
+
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Weights
+from feddle.core.messages import Job, Update
+from feddle.learning.training import Recipe
+
+_NUMPY = "numpy.ndarray"  # how Flower calls the .npy format
+_BESIDE = 4096  # bytes that a message may have beside the numbers of the model: the headers of its arrays
+_LONGEST_TEXT = 200
+
+
+class UnreadableError(FeddleError):
+    """A reply that holds no update; its text is the reason under which it is counted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What a client is to do: a job, the model that it starts from, and how to train it."""
+
+    job: Job
+    start: Weights
+    digest: str
+    recipe: Recipe
+    seed: int
+
+
+def order_message(order: Order, node: int, ttl: float) -> Message:
+    """The message that sends an order to a node."""
+    facts = {**asdict(order.job), "digest": order.digest, "seed": order.seed, **asdict(order.recipe)}
+    model = {"vector": _array(order.start.vector), "buffers": _array(order.start.buffers)}
+    content = RecordDict({"model": ArrayRecord(model), "order": ConfigRecord(facts)})
+    return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl)
+
+
+def read_order(message: Message) -> Order:
+    """The order in a message of the server's."""
+    try:
+        model, facts = message.content.array_records["model"], dict(message.content.config_records["order"])
+        job = Job(*(_int(facts.pop(name)) for name in ("client", "number", "version")))
+        digest, seed = str(facts.pop("digest")), _int(facts.pop("seed"))
+        start = Weights(*(_tensor(model[name]) for name in ("vector", "buffers")))
+        return Order(job, start, digest, Recipe(**facts), seed)  # type: ignore[arg-type]
+    except (KeyError, TypeError, ValueError) as error:
+        raise FeddleError(
+            f"expected an order of feddle's server, but {type(error).__name__}: {error}; "
+            "run the same version of feddle on the server and on the clients"
+        ) from error
+
+
+def update_message(update: Update, order: Message) -> Message:
+    """The reply that brings an update back."""
+    arrays = {"delta": _array(update.delta), "buffers": _array(update.buffers)}
+    facts: dict[str, int | float] = {"examples": update.num_examples, **update.metrics}
+    content = RecordDict(
+        {
+            "update": ArrayRecord(arrays),
+            "facts": MetricRecord(facts),  # type: ignore[arg-type]
+            "layout": ConfigRecord({"digest": update.digest}),
+        }
+    )
+    return Message(content, reply_to=order)
+
+
+def read_update(message: Message, job: Job, model: Weights) -> Update:
+    """The update in the reply to a job; it can be anything but larger than the model, and is still to be checked.
+
+    Whose job it is, the reply does not say: the server knows whom it sent what.
+    """
+    content = message.content
+    if set(content) != {"update", "facts", "layout"}:
+        raise UnreadableError("no update")
+    arrays, facts, layout = content["update"], content["facts"], content["layout"]
+    if not (isinstance(arrays, ArrayRecord) and isinstance(facts, MetricRecord) and isinstance(layout, ConfigRecord)):
+        raise UnreadableError("no update")
+    if set(arrays) != {"delta", "buffers"} or set(layout) != {"digest"} or len(facts) > 2:
+        raise UnreadableError("no update")
+    if sum(len(array.data) for array in arrays.values()) > model.num_bytes + _BESIDE:
+        raise UnreadableError("too large")
+    try:
+        delta, buffers = _tensor(arrays["delta"]), _tensor(arrays["buffers"])
+    except ValueError as error:
+        raise UnreadableError("no array of numbers") from error
+    device = model.vector.device
+    metrics: dict[str, Any] = {name: value for name, value in facts.items() if name != "examples"}
+    examples: Any = facts.get("examples")
+    digest = str(layout["digest"])[:_LONGEST_TEXT]
+    return Update(job, delta.to(device), buffers.to(device), examples, metrics, digest)
+
+
+def _array(tensor: Tensor) -> Array:
+    return Array(tensor.detach().cpu().contiguous().numpy())
+
+
+def _tensor(array: Array) -> Tensor:
+    """The vector of floats in an array.
+
+    Flower's own reader makes room for whatever the header promises; here the bytes that came must fit it first.
+    """
+    if array.stype != _NUMPY:
+        raise ValueError(f"expected an array of numpy's, got {array.stype[:_LONGEST_TEXT]!r}")
+    stream = BytesIO(array.data)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("expected .npy format 1.0")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype != np.float32 or len(shape) != 1 or 4 * shape[0] != len(array.data) - stream.tell():
+        raise ValueError(f"expected a whole vector of float32, got {dtype} of shape {shape}")
+    return torch.tensor(np.frombuffer(array.data, np.float32, offset=stream.tell()))
+
+
+def _int(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"expected a whole number, got {type(value).__name__}")
+    return value

@@ -1,0 +1,829 @@
+"""A real federation on Flower: the loop against a grid with a clock of its own, then real processes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from feddle.cli.federation_display import picture
+from feddle.cli.main import app
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout
+from feddle.core.messages import Job, Update
+from feddle.core.seeds import global_seed, seed_for
+from feddle.experiment.build import Parts
+from feddle.experiment.folder import RunFolder
+from feddle.experiment.run import build_server
+from feddle.flower.app_folder import APP
+from feddle.flower.certificates import Certificates
+from feddle.flower.client import train_job
+from feddle.flower.local import LocalFederation
+from feddle.flower.network import Clock
+from feddle.flower.plan import make_plan
+from feddle.flower.replay import replay
+from feddle.flower.run import FederationRun, at_the_server, run_in_folder
+from feddle.flower.strategy import Feddle
+from feddle.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
+from feddle.learning.examples import as_examples
+from feddle.learning.training import Recipe
+from feddle.runtimes.trainers import ClientWork
+from federation.client_data import share
+from federation.model import make_model
+from federation.server_data import held_out_data, server_data
+
+# --- a grid whose nodes answer by a clock of its own: what real processes cannot show quickly
+
+
+@dataclass
+class Time:
+    now: float = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        assert self.now < 1e5, "the federation waits for ever"
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, self.sleep)
+
+
+Answers = Iterable[tuple[float, Message]]  # after how long, and what
+
+
+@dataclass(eq=False)
+class SmallGrid(Grid):
+    """`answer` says what a node makes of a message; a reply is handed out once, as by a SuperLink."""
+
+    time: Time
+    answer: Callable[[Message], Answers]
+    nodes: Callable[[float], Sequence[int]]  # those connected at a time
+    sent: list[tuple[float, int]] = field(default_factory=list)
+    replies: list[tuple[float, Message]] = field(default_factory=list)
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
+        raise AssertionError("a barrier")
+
+    def get_node_ids(self) -> Sequence[int]:
+        return self.nodes(self.time.now)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"message {len(self.sent)}"
+            ids.append(message.metadata.message_id)
+            self.sent.append((self.time.now, message.metadata.dst_node_id))
+            self.replies += [(self.time.now + after, reply) for after, reply in self.answer(message)]
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = set(message_ids)
+        due = [r for r in self.replies if r[0] <= self.time.now and r[1].metadata.reply_to_message_id in asked]
+        self.replies = [r for r in self.replies if r not in due]
+        return [reply for _, reply in sorted(due, key=lambda r: r[0])]
+
+
+NODES = (2**63 + 11, 7, 12345)  # ids are unsigned numbers of 64 bits; client 0 is node 7, client 1 is 12345
+BY_NUMBER = tuple(sorted(NODES))
+POINTS = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
+LABELS = (POINTS.prod(1) > 0).long()
+SHARES = [TensorDataset(POINTS[i : i + 20], LABELS[i : i + 20]) for i in range(0, 60, 20)]
+SERVER, TEST = TensorDataset(POINTS[60:90], LABELS[60:90]), TensorDataset(POINTS[90:], LABELS[90:])
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def trained(message: Message) -> Message:
+    """What an honest node replies."""
+    return train_job(message, net(), SHARES[BY_NUMBER.index(message.metadata.dst_node_id)])
+
+
+def delays(message: Message) -> float:
+    """Node 7 is quick, the others are not."""
+    return {7: 2.0, 12345: 5.0}.get(message.metadata.dst_node_id, 11.0)
+
+
+def honest(message: Message) -> Answers:
+    return [(delays(message), trained(message))]
+
+
+def failed(message: Message, reason: str = "out of memory") -> Message:
+    return Message(Error(2, reason), reply_to=message)
+
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 6,
+    "clients": {"count": 10, "per_round": 2},
+    "training": {"epochs": 1, "batch_size": 10},
+    "method": {"name": "feddle", "search": {"epochs": 1}},
+    "federation": {"merge_after": 100.0, "job_limit": 300.0, "cooldown": 30.0},
+}
+
+
+def federate(answer: Callable[[Message], Answers] = honest, /, **changes: Any) -> FederationRun:
+    """A whole federation on a small grid."""
+    run = ready(answer, **changes)
+    run.go()
+    return run
+
+
+def ready(
+    answer: Callable[[Message], Answers] = honest,
+    /,
+    nodes: Callable[[float], Sequence[int]] = lambda _: NODES,
+    **changes: Any,
+) -> FederationRun:
+    moments = Time()
+    plan = make_plan({**SETTINGS, **changes}, source="test")
+    return FederationRun(plan, at_server(), SmallGrid(moments, answer, nodes), clock=moments.clock)
+
+
+def at_server() -> Any:
+    with global_seed(3):
+        model = net()
+    return at_the_server(model, as_examples(SERVER), as_examples(TEST), nn.functional.cross_entropy)
+
+
+def grid_of(run: FederationRun) -> SmallGrid:
+    assert isinstance(run.network.grid, SmallGrid)
+    return run.network.grid
+
+
+def jobs(run: FederationRun) -> list[list[tuple[int, int, int]]]:
+    return [[tuple(job) for job in line["jobs"]] for line in run.history]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's messages are made in the process of an app, which knows who it is."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+# --- rounds
+
+
+def test_a_merge_is_due_when_enough_updates_have_arrived() -> None:
+    run = federate(rounds=4)
+    # 7 is back after 2, 12345 after 5: merge. Both begin again, at 5, and the slow one arrives at 11, one version late
+    assert jobs(run)[0] == [(0, 0, 0), (1, 0, 0)]
+    assert jobs(run)[1] == [(0, 1, 1), (1, 1, 1)]
+    assert jobs(run)[2] == [(2, 0, 0), (0, 2, 2)]
+    assert [line["staleness"] for line in run.history] == [[0, 0], [0, 0], [2, 0], [0, 1]]
+    assert sorted(run.history[0]["sent"]) == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
+    assert run.result["finished"]
+    assert run.result["clients"] == 3
+
+
+def test_a_merge_is_due_after_some_time_with_at_least_one_update() -> None:
+    late = lambda m: [(2.0 if m.metadata.dst_node_id == 7 else 250.0, trained(m))]  # noqa: E731
+    run = federate(late, rounds=2)
+    assert jobs(run) == [[(0, 0, 0)], [(0, 1, 1)]]
+    assert 200 < grid_of(run).time.now < 215, "100 s after each first update"
+
+
+def test_it_does_not_wait_for_nobody() -> None:
+    run = federate(rounds=2, clients={"count": 10, "per_round": 9})
+    assert [len(of) for of in jobs(run)] == [3, 3]
+    assert grid_of(run).time.now < 30, "all three were there, and nobody else could come"
+
+
+def test_nodes_come_and_go() -> None:
+    def there(now: float) -> Sequence[int]:
+        return [] if now < 50 else [7, 12345] if now < 60 else [NODES[0]]
+
+    run = federate(honest, nodes=there, rounds=12, clients={"count": 10, "per_round": 1})
+    assert grid_of(run).sent[0][0] == 50, "before that there is nobody to ask"
+    assert {node for when, node in grid_of(run).sent if when >= 60} == {NODES[0]}
+    assert [node.client for node in run.network.roster.nodes.values()] == [0, 1, 2]
+
+
+def test_no_more_nodes_than_the_plan_has_clients_and_no_more_jobs_at_once_than_it_says() -> None:
+    rules = {**SETTINGS["federation"], "at_once": 1}
+    run = federate(rounds=3, clients={"count": 2, "per_round": 1}, federation=rules)
+    assert run.status["turned_away"] == 1
+    assert {node for _, node in grid_of(run).sent} <= {7, 12345}
+    times = [when for when, _ in grid_of(run).sent]
+    assert all(later - sooner >= 2 for sooner, later in pairwise(times)), "one after the other"
+
+
+def test_a_method_that_uses_no_update_asks_nobody() -> None:
+    run = federate(method={"name": "center", "epochs": 6})
+    assert not grid_of(run).sent
+    assert run.server.version == 6
+
+
+# --- what goes wrong
+
+
+def test_an_error_ends_a_job_and_the_node_cools_down_longer_each_time() -> None:
+    def answer(message: Message) -> Answers:
+        return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
+
+    run = federate(answer, rounds=40)
+    asked = [when for when, node in grid_of(run).sent if node == 12345]
+    waits = [later - sooner - 1.0 for sooner, later in pairwise(asked)]
+    assert len(waits) >= 2
+    assert 30 <= waits[0] < 34
+    assert 60 <= waits[1] < 64
+    assert run.network.dropped["error"] == len(asked)
+    assert run.network.roster.nodes[12345].why == "error: out of memory"
+    assert not any(job[0] == 1 for of in jobs(run) for job in of)
+
+
+def test_a_job_that_takes_too_long_is_given_up_and_what_comes_of_it_is_dropped() -> None:
+    slow = lambda m: [(2.0 if m.metadata.dst_node_id == 7 else 400.0, trained(m))]  # noqa: E731
+    run = federate(slow, rounds=60)
+    assert run.network.dropped["expired"] >= 2
+    assert run.network.dropped["late"] >= 2
+    assert {job[0] for of in jobs(run) for job in of} == {0}
+    assert not run.server.in_flight - {sent.job for sent in run.network._under_way.values()}, (
+        "no version is kept for it"
+    )
+
+
+def test_a_reply_that_comes_twice_counts_once() -> None:
+    run = federate(lambda m: 2 * list(honest(m)), rounds=3)
+    assert run.network.dropped == {"duplicate": 6}
+    assert run.server.refused == {}
+    assert len({job for of in jobs(run) for job in of}) == 6
+
+
+def test_a_reply_counts_only_from_the_node_that_was_asked() -> None:
+    def answer(message: Message) -> Answers:
+        forged = trained(message)
+        forged.metadata.__dict__["_src_node_id"] = 12345
+        mine = message.metadata.dst_node_id == 12345
+        return honest(message) if mine else [(1.0, forged), *honest(message)]
+
+    run, plain = federate(answer), federate(honest)
+    assert run.network.dropped["from another node"] > 2
+    assert jobs(run) == jobs(plain)
+    assert torch.equal(run.server.model.vector, plain.server.model.vector)
+
+
+def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ready(rounds=3)
+    grid = grid_of(run)
+    pull = grid.pull_messages
+
+    def pulled(ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(pull(ids))
+        if any(reply.metadata.src_node_id == 12345 for reply in replies):
+            raise ValueError("object id does not fit its content")
+        return replies
+
+    monkeypatch.setattr(grid, "pull_messages", pulled)
+    run.go()
+    assert run.network.dropped == {"broken": 1}
+    assert run.network.roster.nodes[12345].why == "broken: ValueError: object id does not fit its content"
+    assert {job[0] for of in jobs(run) for job in of} == {0, 2}
+
+
+def spoilt(message: Message, change: Callable[[dict[str, Any]], None]) -> Message:
+    reply = trained(message)
+    content = {name: reply.content[name] for name in reply.content}
+    change(content)
+    return Message(RecordDict(content), reply_to=message)
+
+
+def _delta(array: Array) -> Callable[[dict[str, Any]], None]:
+    def change(content: dict[str, Any]) -> None:
+        content["update"] = ArrayRecord({"delta": array, "buffers": content["update"]["buffers"]})
+
+    return change
+
+
+def _npy(header: str, data: bytes) -> bytes:
+    padded = header.encode() + b"\n"
+    return b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded + data
+
+
+SIZE = Layout.of(net()).size
+HUGE = "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999,)}"
+BAD: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
+    "nan": ("not a number", _delta(Array(np.full(SIZE, np.nan, np.float32)))),
+    "short": ("wrong length", _delta(Array(np.ones(SIZE - 1, np.float32)))),
+    "long": ("too large", _delta(Array(np.ones(SIZE + 2000, np.float32)))),
+    "doubles": ("no array of numbers", _delta(Array(np.ones(SIZE, np.float64)))),
+    "a header that lies": ("no array of numbers", _delta(Array("float32", (SIZE,), "numpy.ndarray", _npy(HUGE, b"")))),
+    "objects": (
+        "no array of numbers",
+        _delta(Array("object", (1,), "numpy.ndarray", _npy(HUGE.replace("<f4", "|O"), b"\x80\x04N."))),
+    ),
+    "pickled": ("no array of numbers", _delta(Array("float32", (SIZE,), "pickle", b"\x80\x04N."))),
+    "another layout": ("wrong layout", lambda c: c.update(layout=ConfigRecord({"digest": "of another model"}))),
+    "no examples": ("bad example count", lambda c: c.update(facts=MetricRecord({"examples": 0}))),
+    "more than an update": ("no update", lambda c: c.update(more=ConfigRecord({"x": 1}))),
+    "nothing": ("no update", dict.clear),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_updates_are_checked_as_in_the_simulation(how: str) -> None:
+    reason, change = BAD[how]
+
+    def answer(message: Message) -> Answers:
+        if message.metadata.dst_node_id != 12345:
+            return honest(message)
+        return [(1.0, spoilt(message, change))]
+
+    run = federate(answer, rounds=3)
+    assert list(run.server.refused) == [reason]
+    assert run.network.roster.nodes[12345].why == f"refused: {reason}"
+    assert not any(job[0] == 1 for of in jobs(run) for job in of)
+
+
+def order(model: nn.Module | None = None) -> Order:
+    model = model or net()
+    layout = Layout.of(model)
+    return Order(Job(1, 2, 3), layout.read(model), layout.digest, Recipe(epochs=2, lr=0.1), 2**62)
+
+
+@pytest.mark.parametrize("model", [net(), nn.Linear(4, 2)], ids=["with buffers", "without"])
+def test_what_is_sent_is_what_is_read(model: nn.Module) -> None:
+    sent = order(model)
+    message = order_message(sent, 7, ttl=10)
+    got = read_order(message)
+    assert (got.job, got.digest, got.recipe, got.seed) == (sent.job, sent.digest, sent.recipe, sent.seed)
+    assert torch.equal(got.start.vector, sent.start.vector)
+    assert torch.equal(got.start.buffers, sent.start.buffers)
+    update = Update(sent.job, sent.start.vector, sent.start.buffers, 5, {"loss": 0.5}, sent.digest)
+    back = read_update(update_message(update, message), sent.job, sent.start)
+    assert torch.equal(back.delta, update.delta)
+    assert torch.equal(back.buffers, update.buffers)
+    assert (back.num_examples, back.metrics, back.digest) == (5, {"loss": 0.5}, sent.digest)
+    longer = replace(update, delta=torch.zeros(2000))
+    with pytest.raises(UnreadableError, match="too large"):
+        read_update(update_message(longer, message), sent.job, sent.start)
+
+
+def test_a_client_with_another_model_says_so() -> None:
+    with pytest.raises(FeddleError, match=r"this client's model is not the server's.*run the same app"):
+        train_job(order_message(order(), 7, ttl=10), nn.Linear(4, 2), SHARES[0])
+    with pytest.raises(FeddleError, match="no examples"):
+        train_job(order_message(order(), 7, ttl=10), net(), TensorDataset(POINTS[:0], LABELS[:0]))
+    with pytest.raises(FeddleError, match="same version of feddle"):
+        train_job(Message(RecordDict(), 7, "train"), net(), SHARES[0])
+
+
+def test_a_client_imports_little() -> None:
+    code = "import sys, feddle.flower.client; print([m for m in sys.modules if m.startswith('feddle.experiment')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"delays": {"sigma": 3.0}}, "delays is for simulations"),
+        ({"privacy": {}}, "privacy is for simulations"),
+        ({"federation.merge_afer": 3}, "did you mean 'merge_after'"),
+        ({"method": "fedbuf"}, "did you mean 'fedbuff'"),
+    ],
+)
+def test_what_a_real_federation_does_not_have_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(FeddleError, match=text):
+        make_plan({**SETTINGS, **changes}, source="test")
+
+
+# --- stop, go on, replay
+
+
+class KilledError(Exception):
+    """Stops a server."""
+
+
+def test_a_server_that_was_killed_goes_on_with_its_version_and_its_atlas(tmp_path: Path) -> None:
+    run = ready(rounds=7)
+
+    def stop(line: dict[str, Any]) -> None:
+        if line["round"] == 4:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        run_in_folder(run, run.plan, tmp_path / "run", stop)  # type: ignore[arg-type]
+    assert run.server.in_flight
+    again = ready(rounds=7)
+    lines: list[dict[str, Any]] = []
+    run_in_folder(again, again.plan, tmp_path / "run", lines.append)  # type: ignore[arg-type]
+    assert [line["version"] for line in lines] == [5, 6, 7]
+    assert min(lines[0]["anchor_versions"]) < 4, "anchors from before"
+    assert again.history[:4] == run.history
+    assert again.history[4]["sent"][0][2] == 4, "what was under way is lost, and new jobs begin from its version"
+    assert {path.stem for path in (tmp_path / "run").iterdir()} >= {"config", "history", "result", "report"}
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert [node["node"] for node in status["nodes"]] == [str(node) for node in BY_NUMBER], "they keep their numbers"
+    assert torch.equal(replayed(again), again.server.model.vector)
+    with pytest.raises(FeddleError, match="is finished"):
+        run_in_folder(ready(rounds=7), again.plan, tmp_path / "run")  # type: ignore[arg-type]
+
+
+def replayed(run: FederationRun) -> torch.Tensor:
+    federation = at_server()
+    layout = Layout.of(federation.model)
+    server = build_server(Parts(run.plan, federation, layout, "cpu", None))
+    recipe = Recipe(**run.plan.training.model_dump())
+    shares = [as_examples(data) for data in SHARES]
+    work = ClientWork(net(), layout, shares, recipe, nn.functional.cross_entropy, run.plan.seed)
+    replay(run.history, server, work)
+    return server.model.vector
+
+
+OPTIONS = {name: {"buffer_size": 3} for name in ("fedbuff", "ca2fl")}
+
+
+@pytest.mark.parametrize("method", ["feddle", "fedbuff", "ca2fl", "fedasync"])
+def test_the_order_of_arrival_taken_through_the_simulations_server_gives_the_same_vector(method: str) -> None:
+    def answer(message: Message) -> Answers:
+        lost = int(message.metadata.message_id.split()[1]) % 5 == 3
+        return [(3.0, failed(message))] if lost else honest(message)
+
+    run = federate(answer, rounds=12, method={"name": method, **OPTIONS.get(method, {})})
+    assert {s for line in run.history for s in line["staleness"]} >= {0, 1}
+    assert torch.equal(replayed(run), run.server.model.vector)
+    assert not torch.equal(run.server.model.vector, Layout.of(net()).read(at_server().model).vector)
+    run.history[3], run.history[4] = run.history[4], run.history[3]
+    with pytest.raises(FeddleError, match="this server sends"):
+        replayed(run)
+
+
+# --- as Flower's users use it
+
+
+def test_it_is_a_strategy_of_flowers() -> None:
+    moments, model = Time(), net()
+    strategy = Feddle(model, server=SERVER, test=TEST, clock=moments.clock, **SETTINGS)
+    seen: list[int] = []
+
+    def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        seen.append(number)
+        assert list(arrays) == list(model.state_dict())
+        return MetricRecord({"mine": float(number)})
+
+    start = ArrayRecord(model.state_dict())
+    result = strategy.start(
+        SmallGrid(moments, honest, lambda _: NODES), start, num_rounds=3, timeout=77.0, evaluate_fn=evaluate
+    )
+    assert seen == [0, 1, 2, 3]
+    assert result.evaluate_metrics_serverapp[3]["mine"] == 3.0
+    assert result.train_metrics_clientapp[3]["loss"]
+    assert strategy.run is not None
+    assert strategy.run.plan.rounds == 3
+    assert strategy.run.network.rules.job_limit == 77.0
+    end = result.arrays.to_torch_state_dict()
+    assert not torch.equal(end["0.weight"], start.to_torch_state_dict()["0.weight"])
+    assert torch.equal(end["0.weight"], model.state_dict()["0.weight"])
+    with pytest.raises(FeddleError, match="asynchronous"):
+        strategy.configure_train(1, start, ConfigRecord(), None)
+    with pytest.raises(FeddleError, match="settings"):
+        strategy.start(SmallGrid(moments, honest, lambda _: NODES), start, train_config=ConfigRecord({"lr": 1}))
+
+
+def test_keys_are_private_and_kept(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "keys")
+    made = certificates.make(["127.0.0.1", "example.org"], 2)
+    assert {path.name for path in made} == {
+        *("ca.crt", "ca.key", "server.crt", "server.key", "superexec.secret"),
+        *("node-1.key", "node-1.pub", "node-2.key", "node-2.pub"),
+    }
+    assert {oct(p.stat().st_mode)[-3:] for p in made if p.suffix in (".key", ".secret")} == {"600"}
+    before = {path: path.read_bytes() for path in made}
+    assert [path.name for path in certificates.make(["127.0.0.1"], 3)] == ["node-3.key", "node-3.pub"]
+    assert before == {path: path.read_bytes() for path in made}
+
+
+def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(message: Message) -> Answers:
+        return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
+
+    run = ready(answer, rounds=3)
+    run_in_folder(run, run.plan, tmp_path / "run")  # type: ignore[arg-type]
+    app(["federation", "watch", str(tmp_path / "run")], standalone_mode=False)
+    told = capsys.readouterr().err.splitlines()
+    shown = [line for line in told if line.startswith("version")]
+    assert [line.split(":")[0] for line in shown] == ["version 1/3", "version 2/3", "version 3/3"]
+    assert all("3 nodes, staleness" in line and "accuracy" in line for line in shown)
+    with (console := Console(width=200)).capture() as captured:
+        console.print(picture(json.loads((tmp_path / "run" / "status.json").read_text())))
+    text = captured.get()
+    assert "feddle: version 3/3, accuracy" in text
+    assert "error: out of memory" in text
+    assert "came to nothing: error (" in text
+
+
+def test_an_app_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app(["federation", "new", str(tmp_path / "mine")], standalone_mode=False)
+    files = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert [file.name for file in files] == ["model.py", "client_data.py", "server_data.py"]
+    assert all(file.is_file() for file in files)
+    settings = tomllib.loads((tmp_path / "mine" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert make_plan({key: value for key, value in settings.items() if key != "out"}, source="app").rounds == 20
+    with pytest.raises(FeddleError, match="is there already"):
+        app(["federation", "new", str(tmp_path / "mine")], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("method.name=fedbuf", "did you mean 'fedbuff'"),
+        ("round=3", "round is not among the settings"),
+        ("rounds", "an override is KEY=VALUE"),
+        ("clients.per_round=9", "there are only 3 clients"),
+    ],
+)
+def test_up_starts_nothing_for_settings_that_are_wrong(tmp_path: Path, option: str, text: str) -> None:
+    with pytest.raises(FeddleError, match=text):
+        app(["federation", "up", "--out", str(tmp_path / "run"), "-o", option], standalone_mode=False)
+    assert not (tmp_path / "run").exists()
+
+
+# --- real processes, on loopback
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+def still_running(groups: Iterable[int]) -> list[str]:
+    """The command lines of processes that belong to these groups."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(group) in set(groups) and state != "Z":
+                found.append((folder / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+@contextmanager
+def processes(folder: Path, nodes: int, **options: Any) -> Iterator[LocalFederation]:
+    federation = LocalFederation(folder, nodes, **options)
+    try:
+        with federation:
+            yield federation
+    finally:
+        federation.close()
+        assert federation.groups
+        assert not still_running(federation.groups)
+
+
+def wait_for(true: Callable[[], Any], seconds: float, federation: LocalFederation, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        said = {name: federation.log(name)[-1500:] for name in federation.processes}
+        assert time.monotonic() < end, f"{what}: not within {seconds} s; {said}"
+        time.sleep(0.2)
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    path = run / "history.jsonl"
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def is_finished(run: Path) -> bool:
+    return (run / "report.html").exists()
+
+
+def other_app(folder: Path) -> Path:
+    """The shipped app, but the model has another width where the environment says so."""
+    app = shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    model = app / "federation" / "model.py"
+    text = model.read_text().replace("16 * 4 * 4, 32", "16 * 4 * 4, WIDTH").replace("nn.Linear(32", "nn.Linear(WIDTH")
+    model.write_text(text.replace("from torch", "import os\n\nfrom torch", 1) + WIDTH)
+    assert text.count("WIDTH") == 2
+    return app
+
+
+WIDTH = '\n\nWIDTH = int(os.environ.get("WIDTH", "32"))\n'
+
+
+@linux
+def test_a_short_federation_of_real_processes_refuses_a_client_with_another_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    settings = {"out": str(run), "rounds": 2, "clients.count": 2, "training.epochs": 1, "federation.poll": 0.2}
+    with processes(tmp_path / "federation", 0, app=other_app(tmp_path / "app"), secure=False) as federation:
+        federation.nodes = 2
+        federation.start_node(1)
+        federation.start_node(2, variables={"WIDTH": "31"})
+        logs = ("node-1", "node-2")
+        wait_for(lambda: all("SuperNode ID" in federation.log(name) for name in logs), 100, federation, "two nodes")
+        federation.start_run(settings)
+        wait_for(lambda: is_finished(run), 150, federation, "the run")
+    result = json.loads((run / "result.json").read_text())
+    assert result["finished"]
+    assert [len(line["jobs"]) for line in lines_of(run)] == [1, 1], "nobody waits for a client that was refused"
+    assert result["dropped"] == {"error": 1}
+    nodes = json.loads((run / "status.json").read_text())["nodes"]
+    assert sorted((node["done"], node["failed"]) for node in nodes) == [(0, 1), (2, 0)]
+    why = next(node["why"] for node in nodes if node["failed"])
+    assert "this client's model is not the server's" in why
+    assert "run the same app with the same model on both" in why
+
+
+# what a real federation with TLS and authentication goes through; a loaded machine may take several times as long
+REAL: dict[str, Any] = {
+    "rounds": 7,
+    "clients.count": 3,
+    "clients.per_round": 2,
+    "training.epochs": 3,
+    "federation.job_limit": 90,
+    "federation.merge_after": 60,
+    "federation.cooldown": 3,
+    "federation.poll": 0.5,
+}
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to_it(tmp_path: Path) -> None:
+    run, settings = tmp_path / "run", {"out": str(tmp_path / "run"), **REAL}
+
+    def version(wanted: int) -> Callable[[], bool]:
+        return lambda: len(lines_of(run)) >= wanted or is_finished(run)
+
+    def third_is_back() -> bool:
+        federation.keep_up()  # the SuperLink takes a while to see that it was gone, and refuses it until then
+        return federation.log("node-3").count("SuperNode ID") == 2
+
+    with processes(tmp_path / "federation", 3) as federation:
+        federation.start_run(settings)
+        wait_for(version(2), 300, federation, "two merges")
+        federation.kill("node-3")
+        wait_for(version(3), 200, federation, "a merge without node 3")
+
+        status = json.loads((run / "status.json").read_text())
+        os.kill(status["pid"], signal.SIGKILL)
+        time.sleep(1)  # it may have been making a checkpoint
+        before = lines_of(run)
+        assert [node["node"] for node in status["nodes"]] == [str(i) for i in sorted(federation.node_ids.values())]
+        federation.start_node(3)
+        wait_for(third_is_back, 200, federation, "node 3")
+        assert not is_finished(run)
+
+        federation.start_run(settings)
+        wait_for(version(len(before) + 1), 300, federation, "a merge after the ServerApp was killed")
+        federation.kill("superlink")
+        federation.start_superlink()
+        wait_for(lambda: is_finished(run), 400, federation, "the rest")
+
+    lines, result = lines_of(run), json.loads((run / "result.json").read_text())
+    kept = (
+        len(before) - 1 if before[-1] != lines[len(before) - 1] else len(before)
+    )  # the last may have had no checkpoint
+    assert kept >= 2
+    assert lines[:kept] == before[:kept], "it went on, and did not begin again"
+    assert [line["version"] for line in lines] == list(range(1, REAL["rounds"] + 1))
+    node_ids = sorted(federation.node_ids.values())  # a client's number is its node's place among them
+    third = node_ids.index(federation.node_ids[3])
+    assert any(job[0] == third for line in lines[kept:] for job in line["jobs"]), "node 3 is back, as it was"
+    assert any(staleness for line in lines for staleness in line["staleness"])
+    assert result["clients"] == 3
+    assert result["refused"] == {}
+    assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
+    shares = [next(n for n, i in federation.node_ids.items() if i == node) - 1 for node in node_ids]
+    model, vector = replayed_real(lines, settings, shares)
+    model.load_state_dict(load_file(run / "model.safetensors"))
+    assert torch.equal(Layout.of(model).read(model).vector, vector), "the simulation's server ends with the same bits"
+
+
+def replayed_real(
+    lines: list[dict[str, Any]], settings: dict[str, Any], shares: Sequence[int]
+) -> tuple[nn.Module, torch.Tensor]:
+    """The shipped app's federation, taken through a server in this process; client i has the share `shares[i]`."""
+    config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    plan = make_plan({k: v for k, v in {**config, **settings}.items() if k != "out"}, source="test")
+    with global_seed(seed_for(plan.seed, "model")):
+        model = make_model()
+    loss, layout = nn.functional.cross_entropy, Layout.of(model)
+    server = build_server(Parts(plan, at_the_server(model, server_data(), held_out_data(), loss), layout, "cpu", None))
+    clients = [share(number, len(shares)) for number in shares]
+    recipe = Recipe(**plan.training.model_dump())
+    replay(lines, server, ClientWork(make_model(), layout, clients, recipe, loss, plan.seed))
+    return model, server.model.vector
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refused(tmp_path: Path) -> None:
+    with processes(tmp_path / "federation", 1) as federation:
+        wait_for(lambda: "SuperNode ID" in federation.log("node-1"), 100, federation, "a node that is registered")
+        federation.certificates.make([], 2)
+        federation.start_node(2)
+        other = Certificates(tmp_path / "other")
+        other.make(["127.0.0.1"], 0)
+        federation.certificates.make([], 3)
+        federation.start_node(3, root=other.ca)
+        ended = [federation.processes[name] for name in ("node-2", "node-3")]
+        wait_for(lambda: all(process.poll() is not None for process in ended), 150, federation, "two refusals")
+        assert "refused this node: its key is not registered (`flwr supernode register" in federation.log("node-2")
+        assert "does not fit" in federation.log("node-3")
+        assert "take the federation's own ca.crt" in federation.log("node-3")
+        assert [process.returncode for process in ended] == [2, 2]
+        assert federation.processes["node-1"].poll() is None
+
+
+def living_below(folder: Path) -> list[str]:
+    """The command lines of processes whose environment names a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if str(folder).encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    options = ["-o", "rounds=3", "-o", "training.epochs=1", "-o", "federation.poll=0.3"]
+    command = [
+        str(Path(sys.executable).parent / "feddle"),
+        "federation",
+        "up",
+        "--nodes",
+        "2",
+        "--out",
+        str(out),
+        *options,
+    ]
+    first = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        end = time.monotonic() + 300
+        while not lines_of(out):
+            assert time.monotonic() < end
+            assert first.poll() is None
+            time.sleep(0.2)
+        assert len(living_below(out)) >= 4
+        first.send_signal(signal.SIGINT)
+        said, _ = first.communicate(timeout=60)
+    finally:
+        first.kill()
+        first.communicate()
+    assert first.returncode == 130
+    assert "with TLS and authentication" in said
+    assert f"to go on: feddle federation up --nodes 2 --out {out}" in said
+    assert living_below(out) == []
+    before = lines_of(out)
+    nodes = (out / "flower" / "nodes.json").read_text()
+    done = subprocess.run(["timeout", "300", *command], capture_output=True, text=True, check=True)
+    assert lines_of(out)[: len(before)] == before
+    assert (out / "flower" / "nodes.json").read_text() == nodes, "the same keys, so the same nodes"
+    assert "version 3/3: 2 nodes, staleness" in done.stderr
+    assert "Report: " in done.stdout
+    assert is_finished(out)
+    assert living_below(out) == []
+    again = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+    assert "is finished; name another folder" in again.stderr
+
+
+def test_resume_tells_a_real_federation_from_a_simulation(tmp_path: Path) -> None:
+    run = ready()
+    RunFolder(tmp_path / "run").path.mkdir()
+    RunFolder(tmp_path / "run").begin(run.plan)
+    with pytest.raises(FeddleError, match=r"holds a real federation.*feddle federation up --out"):
+        RunFolder(tmp_path / "run").config()
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    assert "merge_after" in text
+    assert "delays" not in text

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from feddle.cli.display import RunDisplay
+from feddle.cli.reports import report, show_runs
+from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment import config as cfg
 from feddle.experiment.load import load_config
@@ -32,6 +34,9 @@ def app(debug: bool) -> None:
     Client updates become anchors; the server's own data guides how they are merged.
     """
 
+
+app.add_command(report)
+app.add_command(reproduce)
 
 overrides_option = click.option(
     "-o",
@@ -106,7 +111,7 @@ def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: b
             display.begin(config.method.name)
             with _telling_how_to_resume(folder, not_begun=[c.method.name for c in configs[i + 1 :]]):
                 run_config(config, folder, display.show, quiet=quiet)
-    _show(folders, page or folders[0] / "report.html")
+    show_runs(folders, page or folders[0] / "report.html")
 
 
 @app.command()
@@ -125,7 +130,7 @@ def resume(folder: Path, quiet: bool) -> None:
     with RunDisplay(config.rounds, quiet=quiet) as display, _telling_how_to_resume(folder):
         display.begin(config.method.name, held.saved_rounds())
         resume_run(folder, display.show, quiet=quiet)
-    _show([folder], folder / "report.html")
+    show_runs([folder], folder / "report.html")
 
 
 def _fetch(config: cfg.Config, *, quiet: bool) -> None:
@@ -151,28 +156,6 @@ def _telling_how_to_resume(folder: Path, *, not_begun: Sequence[str] = ()) -> It
         if not (folder / "config.yaml").exists():
             raise
         raise FeddleError(f"{_explain(error)}; to go on once that is mended: {remedy}") from error
-
-
-def _show(folders: Sequence[Path], page: Path) -> None:
-    from feddle.report.page import write_page
-    from feddle.report.records import read_runs
-    from feddle.report.table import summary_table
-    from feddle.report.words import remarks
-
-    records = read_runs(folders)
-    Console().print(summary_table(records))
-    for record in records:
-        for remark in remarks(record):
-            click.echo(f"{record.label}: {remark}")
-    click.echo(f"Report: {write_page(records, page)}")
-
-
-@app.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True)
-def report(runs: tuple[Path, ...], out: Path) -> None:
-    """Compare finished RUNS (folders) on one page that opens offline."""
-    _show(runs, out)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 import click
 from rich.console import Console
@@ -15,12 +15,15 @@ from rich.table import Table
 
 from feddle.cli.display import RunDisplay
 from feddle.cli.reports import report, show_runs
-from feddle.cli.reproduce import reproduce
+from feddle.cli.reproduce import reproduce, track_option
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment import config as cfg
 from feddle.experiment.load import load_config
 from feddle.experiment.methods import AnyMethod
 from feddle.version import __version__
+
+if TYPE_CHECKING:
+    from feddle.experiment.trackers import TrackerName
 
 # torch takes a second or two to import: commands that do without it answer at once
 
@@ -56,12 +59,20 @@ config_argument = click.argument("config", type=click.Path(path_type=Path))
 @overrides_option
 @seed_option
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder; by default a new one below runs/.")
+@track_option
 @quiet_option
-def run(config: Path, overrides: tuple[str, ...], seed: int | None, out: Path | None, quiet: bool) -> None:
+def run(
+    config: Path,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    track: "tuple[TrackerName, ...]",
+    quiet: bool,
+) -> None:
     """Run the federation that CONFIG, a YAML file, describes."""
     checked = load_config(config, _with_seed(overrides, seed))
     out = out or _new_folder(f"{config.stem}-{checked.method.name}-seed{checked.seed}")
-    _run_all([checked], [out], quiet=quiet)
+    _run_all([checked], [out], quiet=quiet, track=track)
 
 
 @app.command()
@@ -99,9 +110,17 @@ def _new_folder(name: str) -> Path:
     return next(root / n for n in names if not (root / n).exists())
 
 
-def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: bool, page: Path | None = None) -> None:
+def _run_all(
+    configs: Sequence[cfg.Config],
+    folders: Sequence[Path],
+    *,
+    quiet: bool,
+    page: Path | None = None,
+    track: "Sequence[TrackerName]" = (),
+) -> None:
     """Run configs one after the other, then show what came of them."""
     from feddle.experiment.folder import check_free, run_config
+    from feddle.experiment.trackers import tracking
 
     for folder in folders:
         check_free(folder)
@@ -109,8 +128,12 @@ def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: b
     with RunDisplay(configs[0].rounds, quiet=quiet) as display:
         for i, (config, folder) in enumerate(zip(configs, folders, strict=True)):
             display.begin(config.method.name)
-            with _telling_how_to_resume(folder, not_begun=[c.method.name for c in configs[i + 1 :]]):
-                run_config(config, folder, display.show, quiet=quiet)
+            not_begun = [c.method.name for c in configs[i + 1 :]]
+            with (
+                _telling_how_to_resume(folder, not_begun=not_begun),
+                tracking(track, folder, config, display.show) as listener,
+            ):
+                run_config(config, folder, listener, quiet=quiet)
     show_runs(folders, page or folders[0] / "report.html")
 
 

@@ -204,9 +204,8 @@ def _list_cells(picked: Sequence["Cell"], order: Order) -> None:
     from feddle.reproduce.plan import plan
     from feddle.reproduce.runner import cores
 
-    table = Table(box=None, pad_edge=False)
-    for heading in ("cell", "paper", "one core", "remarks"):
-        table.add_column(heading, no_wrap=heading != "remarks", overflow="fold")
+    table = Table("cell", "paper", "one core", "note", box=None, pad_edge=False)
+    notes: dict[str, int] = {}
     total, runs = 0.0, 0
     for cell in picked:
         planned = plan(cell, order.overrides)
@@ -218,9 +217,12 @@ def _list_cells(picked: Sequence["Cell"], order: Order) -> None:
         if seconds is not None:
             total, runs = total + len(order.seeds) * seconds, runs + len(order.seeds)
         said = "" if cell.paper is None else f"{cell.paper[0]:.1f} ± {cell.paper[1]:.1f}"
-        remark = Text(f"left out: {reason}" if reason else planned.substitute)
-        table.add_row(Text(cell.name), said, duration(seconds), remark)
+        note = f"left out: {reason}" if reason else planned.substitute
+        number = f"({notes.setdefault(note, len(notes) + 1)})" if note else ""
+        table.add_row(Text(cell.name), said, duration(seconds), number)
     Console().print(table)
+    for note, number in notes.items():
+        click.echo(f"({number}) {note}")
     at_once = min(order.jobs or cores(), max(runs, 1))
     estimate = duration(total / at_once)
     click.echo(f"{runs} runs, about {estimate} with {at_once} at a time, by a short measurement on this machine")

@@ -15,14 +15,15 @@ from feddle.report.page import document, write_document
 _HEADS = ("method", "GFLOPs", "paper", "cached MB", "paper")
 _KEPT = "costs.json"
 NOTE = (
-    "The paper’s setting: ViT-B/16 with rank-4 adapters in every linear layer, 1000 clients, 50 a round and all in time,"
-    " atlas and buffer of 100; methods that train at the server go over 10,000 images a round (1000 images, 10 epochs,"
-    " batches of 32). GFLOPs: counted while each method merges; a multiplication and an addition are two. Products of"
-    " matrices are counted everywhere, sums and scalings of tensors too, normalisation and activations not. Cached: the"
-    " whole network and what the method keeps between rounds, the most after any round once every client has reported;"
-    " updates are adapters and head (2.4 MB), never the whole network, which the paper counts for CA2FL. Its Feddle holds"
-    " 50 adapters in the text and 100 in the setting; ours 100. FedDF asks each teacher once a round for each image; the"
-    " paper’s number fits once an epoch. FedBuff keeps the sum of its buffer, not the updates in it."
+    "The paper’s setting: ViT-B/16 with rank-4 adapters in every linear layer, 1000 clients, 50 a round and all "
+    "in time, atlas and buffer of 100; methods that train at the server go over 10,000 images a round (1000 "
+    "images, 10 epochs, batches of 32). GFLOPs: counted while each method merges; a multiplication and an "
+    "addition are two. Products of matrices are counted everywhere, sums and scalings of tensors too, "
+    "normalisation and activations not. Cached: the whole network and what the method keeps between rounds, the "
+    "most after any round once every client has reported; updates are adapters and head (2.4 MB), never the "
+    "whole network, which the paper counts for CA2FL. Its Feddle holds 50 adapters in the text and 100 in the "
+    "setting; ours 100. FedDF asks each teacher once a round for each image; the paper’s number fits once an "
+    "epoch. FedBuff keeps the sum of its buffer, not the updates in it."
 )
 
 

@@ -1,6 +1,7 @@
 """Telling other tools of a run as it goes on: TensorBoard, MLflow."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, assert_never
 
@@ -8,6 +9,7 @@ from feddle.core.errors import FeddleError
 from feddle.experiment.config import Config
 
 TrackerName = Literal["tensorboard", "mlflow"]
+Listener = Callable[[dict[str, Any]], None]
 
 
 class Tracker(Protocol):
@@ -29,6 +31,23 @@ def open_tracker(name: TrackerName, folder: Path, config: Config) -> Tracker:
             return _MLflow(folder, config)
         case _:
             assert_never(name)
+
+
+@contextmanager
+def tracking(names: Sequence[TrackerName], folder: Path, config: Config, listener: Listener) -> Iterator[Listener]:
+    """A listener that tells these trackers of every round too."""
+    trackers = [open_tracker(name, folder, config) for name in names]
+
+    def told(line: dict[str, Any]) -> None:
+        for tracker in trackers:
+            tracker.line(line)
+        listener(line)
+
+    try:
+        yield told
+    finally:
+        for tracker in trackers:
+            tracker.close()
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:

@@ -65,7 +65,7 @@ def _panel(grid: GridRecord, panel: Panel, target: float | None) -> list[Markup]
     return [
         element("section", element("h2", f"Accuracy: {panel.title}"), _table(grid, panel)),
         element("section", element("h2", f"Over rounds: {panel.title}"), *_curves(grid, panel)),
-        *_coefficients(panel),
+        *_coefficients(grid, panel),
         *_staleness(panel),
         element("section", element("h2", f"Cost: {panel.title}"), _cost(grid, panel, target)),
     ]
@@ -75,7 +75,7 @@ def _table(grid: GridRecord, panel: Panel) -> Markup:
     head = element("tr", *(element("th", text, scope="col") for text in ("", *panel.column_words)))
     rows = [_row(grid, panel, row) for row in panel.rows]
     notes = [LEGEND + " Small: the paper’s number.", *footnotes(grid)]
-    told = [element("li", element("strong", row), f" {text}.") for row, text in row_notes(grid) if row in panel.rows]
+    told = [element("li", element("strong", row_words(grid, row)), f" {text}.") for row, text in row_notes(panel)]
     return join(
         element("table", element("thead", head), element("tbody", *rows), class_="results cells"),
         *(element("p", note, class_="note") for note in notes),
@@ -111,7 +111,7 @@ def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
     for column, words in enumerate(panel.column_words):
         for server, title in _SERVER.items():
             curves = _lines(grid, panel, column, server)
-            if curves:
+            if len(curves) > 1 or (curves and server == "own"):
                 charts.append(curve_chart(curves, f"{words}. {title}"))
         for key in grid.facts.get("figure") or ():
             drawn = _lines(grid, panel, column, None, key) if key in _QUANTITIES else []
@@ -125,11 +125,11 @@ def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
 
 
 def _lines(grid: GridRecord, panel: Panel, column: int, server: str | None, key: str = "accuracy") -> list[Curve]:
-    """The curves of a column's rows, Center beside those with in-domain data; colours are by row."""
+    """The curves of a column's rows, Center in every chart to compare with; colours are by row."""
     found = []
     for index, row in enumerate(panel.rows):
         cell = panel.at(row, column)
-        if cell is None or not cell.runs or (server is not None and cell.facts.get("server", "own") != server):
+        if cell is None or not cell.runs or (server not in (None, cell.facts.get("server")) and row != CENTER):
             continue
         points, band = mean_curve(cell, key)
         if points:
@@ -137,12 +137,16 @@ def _lines(grid: GridRecord, panel: Panel, column: int, server: str | None, key:
     return found
 
 
-def _coefficients(panel: Panel) -> list[Markup]:
+def _coefficients(grid: GridRecord, panel: Panel) -> list[Markup]:
     charts = []
     for (row, column), cell in panel.cells.items():
         drawn = coefficient_charts([run.record for run in cell.runs[:1]])
         words = "" if column is None else f", {panel.column_words[column]}"
-        charts += [element("div", element("h3", f"{row}{words}, seed {cell.runs[0].seed}"), *drawn)] if drawn else []
+        charts += (
+            [element("div", element("h3", f"{row_words(grid, row)}{words}, seed {cell.runs[0].seed}"), *drawn)]
+            if drawn
+            else []
+        )
     if not charts:
         return []
     text = (
@@ -189,11 +193,11 @@ def _cost(grid: GridRecord, panel: Panel, asked: float | None) -> Markup:
                 *paid,
             )
         )
+    which = "as asked" if asked is not None else "Center’s, or nine tenths of the best"
     note = (
-        "Time a run: on the machine that ran it, mean over settings and seeds. MB: 10⁶ bytes to and from the clients. To"
-        f" a target accuracy ({'as asked' if asked is not None else 'Center’s, or nine tenths of the best'}): the rounds"
-        " until the first evaluation that reached it, and the MB until then. A server that waits for its slowest client"
-        " is charged for the waiting, in rounds of one that does not wait."
+        "Time a run: on the machine that ran it, mean over settings and seeds. MB: 10⁶ bytes to and from the clients."
+        f" To a target accuracy ({which}): the rounds until the first evaluation that reached it, and the MB until"
+        " then. A server that waits for its slowest client is charged for the waiting, in rounds of one that does not."
     )
     return join(
         element("table", element("thead", head), element("tbody", *rows), class_="results cells"),

@@ -121,7 +121,10 @@ LEGEND = (
     "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; mean ± standard deviation where"
     " there are several seeds. Bold: the best of its column. Underlined: above Center."
 )
-QUICK = "Quick runs: a small network and few rounds. They show that everything works, and are not the paper’s setting."
+QUICK = (
+    "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works; they"
+    " are not the paper’s setting, and not to be compared with its numbers."
+)
 
 
 def _three(spread: Spread | None) -> tuple[str, str, str]:

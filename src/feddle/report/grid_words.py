@@ -57,10 +57,9 @@ def common_setting(grid: GridRecord) -> str:
     return setting(records).partition(" The runs differ in")[0] if records else ""
 
 
-def row_notes(grid: GridRecord) -> list[tuple[str, str]]:
-    """What each method of the grid does, for who has not read the paper."""
-    rows = [row for row in dict.fromkeys(row for panel in grid.panels for row in panel.rows) if row in ABOUT]
-    return [(row, ABOUT[row]) for row in rows]
+def row_notes(panel: Panel) -> list[tuple[str, str]]:
+    """What each method of a table does, for who has not read the paper."""
+    return [(row, ABOUT[row]) for row in panel.rows if row in ABOUT]
 
 
 def warnings(grid: GridRecord) -> list[str]:

@@ -22,7 +22,7 @@ from feddle.experiment.durable import write_whole
 from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import RunFolder, resume_run, run_config
 from feddle.experiment.run import Line, Run
-from feddle.experiment.trackers import TrackerName, open_tracker
+from feddle.experiment.trackers import TrackerName, tracking
 from feddle.reproduce.plan import config_hash, data_hashes
 from feddle.runtimes.simulation import Delays
 from feddle.version import __version__
@@ -54,7 +54,7 @@ class Ended:
     accuracy: float | None = None
     seconds: float = 0.0
     reason: str = ""
-    begun: bool = True  # whether a round was run; else what the cell needs cannot be had
+    begun: bool = True  # whether the run was set up; else what the cell needs cannot be had
     details: str = field(default="", compare=False)  # of a mistake in feddle itself
 
 
@@ -96,31 +96,24 @@ def run_task(task: Task, tell: Tell) -> Ended:
     record = {"config": config_hash(task.config), "data": data_hashes(task.config), "feddle": __version__}
     record |= {"torch": torch.__version__, "cell": task.name}
     begun = (task.folder / "config.yaml").exists()
-    trackers = [open_tracker(name, task.folder, task.config) for name in task.track]
 
     def listen(line: Line) -> None:
-        nonlocal begun
-        begun = True
         if line["round"] == 1:
             write_record(task.folder, record)
-        for tracker in trackers:
-            tracker.line(line)
         tell(line)
         parent = parent_process()
         if parent is not None and not parent.is_alive():
             raise KeyboardInterrupt
 
     try:
-        if begun:
-            _require_same(task, record)
-            run = resume_run(task.folder, listen, quiet=True)
-        else:
-            run = run_config(task.config, task.folder, listen, quiet=True)
+        with tracking(task.track, task.folder, task.config, listen) as told:
+            if begun:
+                _require_same(task, record)
+                run = resume_run(task.folder, told, quiet=True)
+            else:
+                run = run_config(task.config, task.folder, told, quiet=True)
     except FeddleError as error:
-        return Ended(reason=str(error), begun=begun)
-    finally:
-        for tracker in trackers:
-            tracker.close()
+        return Ended(reason=str(error), begun=(task.folder / "config.yaml").exists())
     if task.waits is not None:
         write_record(task.folder, {**(read_record(task.folder) or record), "clock": clock(task, run)})
     elif not read_record(task.folder):

@@ -96,12 +96,12 @@ def _measured(model: str, size: int, channels: int, classes: int) -> tuple[float
 
 
 def _fastest(work: Callable[[], None], seconds: float = 0.3) -> float:
-    """The shortest of several times: what else runs on the machine can only make it longer."""
+    """The shortest of several processor times, so that it does not matter what else runs on the machine."""
     work()
-    began = time.perf_counter()
+    began = time.process_time()
     times: list[float] = []
-    while not times or time.perf_counter() - began < seconds:
-        start = time.perf_counter()
+    while not times or time.process_time() - began < seconds:
+        start = time.process_time()
         work()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return min(times)

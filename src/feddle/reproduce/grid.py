@@ -89,8 +89,9 @@ def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cel
 
 def words(axis: str, value: Value) -> str:
     """A value as people read it: Dir(0.1), σ = 20."""
-    number = _read("tables/parts.yaml")["numbers"].get(axis)
-    return str(value) if number is None else str(number["words"].format(f"{value:g}"))
+    parts = _read("tables/parts.yaml")
+    number = parts["numbers"].get(axis)
+    return str(parts["titles"].get(value, value)) if number is None else str(number["words"].format(f"{value:g}"))
 
 
 def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dict[str, Value], *, quick: bool) -> Cell:
@@ -101,11 +102,13 @@ def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dic
         tree = _laid_over(tree, _part(parts, axis, value))
     tree = _laid_over(tree, table.get("config", {}))
     candidates, server, waits = (tree.pop(word, None) for word in ("outside", "server", "waits"))
+    if quick:
+        shorter = parts["quick"]["rounds"] / tree["rounds"]
+        tree = _laid_over(tree, parts["quick"])
+        tree = _laid_over(tree, {"delays": {"sigma": round(shorter * tree["delays"]["sigma"], 3)}})
     sigma = float(tree["delays"]["sigma"])
     if waits:
         tree = _laid_over(tree, {"delays": {"sigma": 0}})
-    if quick:
-        tree = _laid_over(tree, parts["quick"])
     return Cell(
         name="/".join(_short(parts, axis, value) for axis, value in key.items()),
         key=key,

@@ -87,11 +87,15 @@ class _MLflow:
             import mlflow
         except ImportError as error:
             raise FeddleError("--track mlflow needs it installed; pip install 'feddle[mlflow]'") from error
-        mlflow.set_experiment("feddle")
         self._mlflow = mlflow
-        mlflow.start_run(run_name=str(folder))
-        mlflow.log_dict(config.model_dump(mode="json"), "config.yaml")
-        mlflow.log_params({"method": config.method.name, "data": config.data.name, "seed": config.seed})
+        try:
+            mlflow.set_experiment("feddle")
+            mlflow.start_run(run_name=str(folder))
+            mlflow.log_dict(config.model_dump(mode="json"), "config.yaml")
+            mlflow.log_params({"method": config.method.name, "data": config.data.name, "seed": config.seed})
+        except mlflow.exceptions.MlflowException as error:
+            reason = " ".join(str(error).split())
+            raise FeddleError(f"MLflow refuses ({reason}); set MLFLOW_TRACKING_URI to where it should write") from error
 
     def line(self, line: Mapping[str, Any]) -> None:
         """See `Tracker`."""

@@ -111,7 +111,7 @@ def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
     for column, words in enumerate(panel.column_words):
         for server, title in _SERVER.items():
             curves = _lines(grid, panel, column, server)
-            if len(curves) > 1 or (curves and server == "own"):
+            if any(panel.rows[curve.index] != CENTER for curve in curves):
                 charts.append(curve_chart(curves, f"{words}. {title}"))
         for key in grid.facts.get("figure") or ():
             drawn = _lines(grid, panel, column, None, key) if key in _QUANTITIES else []
@@ -193,7 +193,7 @@ def _cost(grid: GridRecord, panel: Panel, asked: float | None) -> Markup:
                 *paid,
             )
         )
-    which = "as asked" if asked is not None else "Center’s, or nine tenths of the best"
+    which = "as asked" if asked is not None else "the median of the column without Center"
     note = (
         "Time a run: on the machine that ran it, mean over settings and seeds. MB: 10⁶ bytes to and from the clients."
         f" To a target accuracy ({which}): the rounds until the first evaluation that reached it, and the MB until"

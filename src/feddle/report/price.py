@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from feddle.report.grid_table import CENTER
 from feddle.report.grids import CellRecord, Panel, SeedRun, spread_of
@@ -19,14 +20,12 @@ class Price:
 
 
 def target_of(panel: Panel, column: int, asked: float | None) -> float | None:
-    """The accuracy that is asked for; by default Center's, else nine tenths of the best in the column."""
+    """The accuracy that is asked for; by default what the better half of the column's methods reaches."""
     if asked is not None:
         return asked
-    center = panel.at(CENTER, column)
-    if center is not None and center.accuracy is not None:
-        return center.accuracy.mean
-    found = [cell.accuracy.mean for row in panel.rows if (cell := panel.at(row, column)) and cell.accuracy]
-    return 0.9 * max(found) if found else None
+    others = [cell for row in panel.rows if row != CENTER and (cell := panel.at(row, column)) is not None]
+    found = [cell.accuracy.mean for cell in others if cell.accuracy]
+    return median(found) if found else None
 
 
 def price(cell: CellRecord, target: float) -> Price | None:

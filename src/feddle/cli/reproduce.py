@@ -221,8 +221,8 @@ def _list_cells(picked: Sequence["Cell"], order: Order) -> None:
         number = f"({notes.setdefault(note, len(notes) + 1)})" if note else ""
         table.add_row(Text(cell.name), said, duration(seconds), number)
     Console().print(table)
-    for note, number in notes.items():
-        click.echo(f"({number}) {note}")
+    for note, place in notes.items():
+        click.echo(f"({place}) {note}")
     at_once = min(order.jobs or cores(), max(runs, 1))
     estimate = duration(total / at_once)
     click.echo(f"{runs} runs, about {estimate} with {at_once} at a time, by a short measurement on this machine")

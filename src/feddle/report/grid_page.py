@@ -266,7 +266,7 @@ def _configs(grid: GridRecord) -> Markup:
                 element("p", made, class_="note") if made else None,
             )
         )
-    return element("section", element("h2", "Configs"), *folded)
+    return element("section", element("h2", "Configs"), *folded, class_="folded")
 
 
 def _made(made: object) -> list[tuple[str, str]]:

@@ -4,10 +4,9 @@ import json
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
@@ -21,7 +20,7 @@ from feddle.experiment.config import Config
 from feddle.experiment.durable import write_whole
 from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import RunFolder, resume_run, run_config
-from feddle.experiment.run import Line, Run
+from feddle.experiment.run import Line, Listener, Run
 from feddle.experiment.trackers import TrackerName, tracking
 from feddle.reproduce.plan import config_hash, data_hashes
 from feddle.runtimes.simulation import Delays
@@ -58,9 +57,6 @@ class Ended:
     details: str = field(default="", compare=False)  # of a mistake in feddle itself
 
 
-Tell = Callable[[Line | Ended], None]
-
-
 def is_done(task: Task) -> bool:
     """Whether there is nothing left to do for a task."""
     if not RunFolder(task.folder).is_finished():
@@ -83,7 +79,7 @@ def work(task: Task, pipe: Connection) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         ended = run_task(task, pipe.send)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):  # told to stop, or the parent is gone; what was done is kept
         sys.exit(130)
     except Exception as error:  # a mistake of ours in one cell should not end the others
         details = traceback.format_exc()
@@ -91,7 +87,7 @@ def work(task: Task, pipe: Connection) -> None:
     pipe.send(ended)
 
 
-def run_task(task: Task, tell: Tell) -> Ended:
+def run_task(task: Task, tell: Listener) -> Ended:
     """Run a task, or go on with it where it was stopped."""
     record = {"config": config_hash(task.config), "data": data_hashes(task.config), "feddle": __version__}
     record |= {"torch": torch.__version__, "cell": task.name}
@@ -101,9 +97,6 @@ def run_task(task: Task, tell: Tell) -> Ended:
         if line["round"] == 1:
             write_record(task.folder, record)
         tell(line)
-        parent = parent_process()
-        if parent is not None and not parent.is_alive():
-            raise KeyboardInterrupt
 
     try:
         with tracking(task.track, task.folder, task.config, listen) as told:

@@ -70,18 +70,25 @@ def report_on(folders: Sequence[Path], page: Path, formats: Sequence[str] = (), 
 
 
 def show_runs(folders: Sequence[Path], page: Path) -> None:
-    """Print the comparison of single runs, and write its page."""
-    from feddle.report.page import write_page
+    """Print the comparison of single runs, and write its page; runs that differ in their seed alone count as one."""
+    from feddle.report.grid_page import grid_page
+    from feddle.report.page import write_document, write_page
     from feddle.report.records import read_runs
+    from feddle.report.seeds import over_seeds
     from feddle.report.table import summary_table
     from feddle.report.words import remarks
 
     records = read_runs(folders)
-    Console().print(summary_table(records))
+    seeds = over_seeds(records)
+    if seeds is None:
+        Console().print(summary_table(records))
+    else:
+        _print_grid(seeds)
     for record in records:
         for remark in remarks(record):
             click.echo(f"{record.label}: {remark}")
-    click.echo(f"Report: {write_page(records, page)}")
+    written = write_page(records, page) if seeds is None else write_document(grid_page([seeds]), page)
+    click.echo(f"Report: {written}")
 
 
 def _print_grid(grid: "GridRecord") -> None:

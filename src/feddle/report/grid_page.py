@@ -1,5 +1,6 @@
 """A grid as one HTML file that needs no network."""
 
+import shlex
 from collections.abc import Sequence
 
 import yaml
@@ -49,7 +50,7 @@ def _opening(grid: GridRecord) -> Markup:
     said = common_setting(grid)
     return element(
         "header",
-        element("p", f"{grid.facts['grid']} – {grid.facts['title']}", class_="quiet"),
+        element("p", f"{grid.facts['grid']}: {grid.facts['title']}", class_="quiet"),
         element("h1", headline(grid)),
         element("p", QUICK, class_="alert") if grid.quick else None,
         *(element("p", text, class_="alert") for text in warnings(grid)),
@@ -279,9 +280,11 @@ def _made(made: object) -> list[tuple[str, str]]:
 
 
 def _again(grid: GridRecord) -> Markup:
-    commands = [str(grid.facts.get("command") or "")]
-    commands += [f"feddle report {grid.folder}"]
+    own = grid.facts.get("commands")
+    commands = own or [str(grid.facts.get("command") or ""), f"feddle report {shlex.quote(str(grid.folder))}"]
     items = [element("li", element("code", command)) for command in commands if command]
+    if own:
+        return element("section", element("h2", "Run again"), element("ul", *items, class_="commands"))
     text = "Finished cells are not run again; stopped ones go on. The same cell and seed give the same number."
     made = f"Grid written by feddle {grid.facts.get('feddle', '?')}."
     return element(

@@ -118,7 +118,7 @@ def read_grid(folder: Path) -> GridRecord:
         axes, described = facts["axes"], facts["cells"]
         row_axis = next(reversed(axes))
         cells = [_read_cell(folder, name, each) for name, each in described.items()]
-        return GridRecord(folder, facts, row_axis, _panels(axes, row_axis, cells), cells)
+        return GridRecord(folder, facts, row_axis, panels_of(axes, row_axis, cells), cells)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         if isinstance(error, FeddleError):
             raise
@@ -181,7 +181,8 @@ def _read_made(path: Path) -> Mapping[str, Any]:
     return made if isinstance(made, dict) else {}
 
 
-def _panels(axes: Mapping[str, Any], row_axis: str, cells: Sequence[CellRecord]) -> list[Panel]:
+def panels_of(axes: Mapping[str, Any], row_axis: str, cells: Sequence[CellRecord]) -> list[Panel]:
+    """The cells in tables, one for each model and data set."""
     groups: dict[tuple[Any, ...], list[CellRecord]] = {}
     for cell in cells:
         groups.setdefault(tuple(cell.key.get(axis) for axis in PANEL_AXES if axis != row_axis), []).append(cell)

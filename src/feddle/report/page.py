@@ -152,9 +152,7 @@ def _remarks(each: Summary, summaries: Sequence[Summary]) -> Markup:
 
 
 def _again(records: Sequence[Record]) -> Markup:
-    commands = (
-        element("li", element("span", each.label), element("code", _command(each.folder / CONFIG))) for each in records
-    )
+    commands = (element("li", element("span", each.label), element("code", run_again(each))) for each in records)
     written_by = versions(records)
     return element(
         "section",
@@ -164,8 +162,9 @@ def _again(records: Sequence[Record]) -> Markup:
     )
 
 
-def _command(config: Path) -> str:
-    return f"feddle run {shlex.quote(str(config))}"
+def run_again(record: Record) -> str:
+    """The command that makes a run once more."""
+    return f"feddle run {shlex.quote(str(record.folder / CONFIG))}"
 
 
 def _asset(name: str) -> str:

@@ -177,6 +177,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     first = reproduce(out)
     assert first.exit_code == 0, first.output
     assert "Dir(0.1), σ = 20" in first.output
+    assert "Not the table’s own setting, whatever its heads say: run with data.name=digits" in first.output
     runs = sorted(out.glob("**/result.json"))
     assert len(runs) == 2
     before = {path: path.read_bytes() for path in runs}

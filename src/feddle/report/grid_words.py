@@ -63,9 +63,11 @@ def row_notes(panel: Panel) -> list[tuple[str, str]]:
 
 
 def warnings(grid: GridRecord) -> list[str]:
-    """Why results of this grid may not belong together."""
+    """Why results of this grid may not belong together, or not to its title."""
     runs = [(cell, run) for cell in grid.cells for run in cell.runs]
     found = []
+    if changed := list(dict.fromkeys(text for cell, _ in runs for text in cell.facts.get("changed") or ())):
+        found.append(f"Not the table’s own setting, whatever its heads say: run with {', '.join(changed)}.")
     for package in ("feddle", "torch"):
         versions = list(dict.fromkeys(str(v) for _, run in runs if (v := run.record.result.get(package))))
         if len(versions) > 1:

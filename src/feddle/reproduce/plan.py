@@ -15,6 +15,7 @@ from feddle.learning import datasets
 from feddle.reproduce.grid import Cell
 
 _HOW = ("seed", "workers", "checkpoint")  # what a config says of how it is run, not of what
+_PLACES = ("folder", "path", *_HOW)  # keys that do not make a cell another one
 _TITLES = {"imagenet": "ImageNet"}
 
 
@@ -26,6 +27,7 @@ class Planned:
     config: Config | None  # for seed 0
     reason: str = ""  # why it is left out
     substitute: str = ""  # what stands in for what the paper used, in words
+    changed: tuple[str, ...] = ()  # what the user set to another value than the table's
 
     def with_seed(self, seed: int, workers: int | None) -> Config:
         """The config of one of its runs; the number of workers does not change what comes of it."""
@@ -46,7 +48,8 @@ def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
         config = parse_config(tree, overrides)
     except FeddleError as error:
         return Planned(cell, None, str(error).removeprefix("config: "))
-    planned = Planned(cell, config, substitute=_substitute(cell, guide))
+    changed = tuple(text for text in overrides if not text.partition("=")[0].endswith(_PLACES))
+    planned = Planned(cell, config, substitute=_substitute(cell, guide), changed=changed)
     reasons = (missing(name, folder) for name, folder in data_of(planned))
     reason = next((reason for reason in reasons if reason), "")
     return Planned(cell, None, reason) if reason else planned
@@ -130,6 +133,7 @@ def described(planned: Planned) -> Mapping[str, Any]:
         "paper": list(cell.paper) if cell.paper else None,
         "server": cell.server,
         "substitute": planned.substitute,
+        "changed": list(planned.changed),
         "waits": cell.waits,
         "config": config_hash(planned.config) if planned.config else None,
         "left_out": planned.reason,

@@ -25,7 +25,7 @@ from feddle.report.export import export
 from feddle.report.grid_page import grid_page
 from feddle.report.grid_table import to_csv, to_latex, to_markdown
 from feddle.report.grid_words import headline, lead, warnings
-from feddle.report.grids import GridRecord, read_grid
+from feddle.report.grids import GridRecord, mean_curve, read_grid
 from feddle.report.price import price
 from feddle.reproduce.cells import Ended, Task, read_record, run_task
 from feddle.reproduce.cost import measure
@@ -409,6 +409,15 @@ def test_time_and_bytes_to_a_target(tmp_path: Path) -> None:
     waiting = price(read_grid(tmp_path / "g").cells[0], 0.5)
     assert waiting is not None
     assert waiting.time == (25 + 1) / 2
+
+
+def test_the_band_of_one_seed_is_of_its_clients(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3, 0.5]]})
+    path = tmp_path / "g" / grid.cells[0].name / "seed0" / "history.jsonl"
+    path.write_text('{"round": 4, "update_cosine": {"mean": 0.2, "min": -0.1, "max": 0.6}}\n')
+    cell = read_grid(tmp_path / "g").cells[0]
+    assert mean_curve(cell, "update_cosine") == ([(4, 0.2)], [(4, -0.1, 0.6)])
+    assert mean_curve(cell) == ([], [])
 
 
 def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:

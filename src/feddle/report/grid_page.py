@@ -17,7 +17,7 @@ from feddle.report.strip import coefficient_charts
 from feddle.report.summary import NONE, duration, megabytes, percent
 
 _QUANTITIES = {
-    "update_cosine": "Cosine between a client’s update and the true update, mean over clients",
+    "update_cosine": "Cosine between a client’s update and the true update: mean over clients, and what they span",
     "true_update_cosines": "Cosine between the true update and that of the look before",
     "signal_cosine": "Cosine between the directions of the guiding and of in-domain data, at the start of the search",
     "search_cosine": "Cosine between the steps that the search makes on the guiding and on in-domain data",
@@ -163,7 +163,7 @@ def _staleness(panel: Panel) -> list[Markup]:
     charts = []
     for column, words in enumerate(panel.column_words):
         cells = [cell for row in panel.rows if (cell := panel.cells.get((row, column))) is not None]
-        values = max((staleness([cell]) for cell in cells), key=len, default=[])
+        values = max((staleness([cell]) for cell in cells), key=lambda found: (sum(found), len(found)), default=[])
         charts += [staleness_chart(values, words)] if values else []
     if not charts:
         return []

@@ -138,12 +138,25 @@ def spread_of(values: Sequence[float | None]) -> Spread | None:
 def mean_curve(
     cell: CellRecord, key: str = "accuracy"
 ) -> tuple[list[tuple[int, float]], list[tuple[int, float, float]]]:
-    """The mean over seeds in each round that all seeds know, and what they span; no band for one seed."""
+    """The mean over seeds in each round that all seeds know, and what they span; of one seed, what its clients do."""
     curves = [dict(_curve(run.record, key)) for run in cell.runs]
     shared = sorted(set.intersection(*map(set, curves))) if curves else []
     values = {at: [curve[at] for curve in curves] for at in shared}
-    band = [(at, min(v), max(v)) for at, v in values.items()] if len(curves) > 1 else []
+    if len(curves) == 1:
+        return [(at, fmean(v)) for at, v in values.items()], _client_band(cell.runs[0].record, key)
+    band = [(at, min(v), max(v)) for at, v in values.items()]
     return [(at, fmean(v)) for at, v in values.items()], band
+
+
+def _client_band(record: Record, key: str) -> list[tuple[int, float, float]]:
+    """What the clients of a run span, where its history says."""
+    found = []
+    for entry in record.history:
+        value = entry.get(key)
+        low, high = (finite(value.get(end)) for end in ("min", "max")) if isinstance(value, dict) else (None, None)
+        if low is not None and high is not None and isinstance(entry.get("round"), int):
+            found.append((entry["round"], low, high))
+    return found
 
 
 def _curve(record: Record, key: str) -> list[tuple[int, float]]:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, get_args
+from typing import TYPE_CHECKING, NoReturn, get_args
 
 import click
 from rich.console import Console
@@ -15,12 +15,17 @@ from rich.table import Table
 
 from feddle.cli.display import RunDisplay
 from feddle.cli.federation import federation
+from feddle.cli.reports import report, show_runs
+from feddle.cli.reproduce import reproduce, track_option
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.experiment import config as cfg
 from feddle.experiment.load import load_config
 from feddle.experiment.methods import AnyMethod
 from feddle.learning.kinds import ENDINGS, KINDS
 from feddle.version import __version__
+
+if TYPE_CHECKING:
+    from feddle.experiment.trackers import TrackerName
 
 # torch takes a second or two to import: commands that do without it answer at once
 
@@ -36,6 +41,8 @@ def app(debug: bool) -> None:
 
 
 app.add_command(federation)
+app.add_command(report)
+app.add_command(reproduce)
 
 overrides_option = click.option(
     "-o",
@@ -62,6 +69,7 @@ data_option = click.option(
 @overrides_option
 @seed_option
 @click.option("--out", type=click.Path(path_type=Path), help="The run folder; by default a new one below runs/.")
+@track_option
 @quiet_option
 def run(
     config: Path | None,
@@ -69,12 +77,13 @@ def run(
     overrides: tuple[str, ...],
     seed: int | None,
     out: Path | None,
+    track: "tuple[TrackerName, ...]",
     quiet: bool,
 ) -> None:
     """Run the federation that CONFIG, a YAML file, describes."""
     checked, stem = _load(config, data, _with_seed(overrides, seed), quiet=quiet)
     out = out or _new_folder(f"{stem}-{checked.method.name}-seed{checked.seed}")
-    _run_all([checked], [out], quiet=quiet)
+    _run_all([checked], [out], quiet=quiet, track=track)
 
 
 @app.command()
@@ -136,9 +145,17 @@ def _new_folder(name: str) -> Path:
     return next(root / n for n in names if not (root / n).exists())
 
 
-def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: bool, page: Path | None = None) -> None:
+def _run_all(
+    configs: Sequence[cfg.Config],
+    folders: Sequence[Path],
+    *,
+    quiet: bool,
+    page: Path | None = None,
+    track: "Sequence[TrackerName]" = (),
+) -> None:
     """Run configs one after the other, then show what came of them."""
     from feddle.experiment.folder import check_free, run_config
+    from feddle.experiment.trackers import tracking
 
     for folder in folders:
         check_free(folder)
@@ -146,9 +163,13 @@ def _run_all(configs: Sequence[cfg.Config], folders: Sequence[Path], *, quiet: b
     with RunDisplay(configs[0].rounds, quiet=quiet) as display:
         for i, (config, folder) in enumerate(zip(configs, folders, strict=True)):
             display.begin(config.method.name)
-            with _telling_how_to_resume(folder, not_begun=[c.method.name for c in configs[i + 1 :]]):
-                run_config(config, folder, display.show, quiet=quiet)
-    _show(folders, page or folders[0] / "report.html")
+            not_begun = [c.method.name for c in configs[i + 1 :]]
+            with (
+                _telling_how_to_resume(folder, not_begun=not_begun),
+                tracking(track, folder, config, display.show) as listener,
+            ):
+                run_config(config, folder, listener, quiet=quiet)
+    show_runs(folders, page or folders[0] / "report.html")
 
 
 @app.command()
@@ -167,7 +188,7 @@ def resume(folder: Path, quiet: bool) -> None:
     with RunDisplay(config.rounds, quiet=quiet) as display, _telling_how_to_resume(folder):
         display.begin(config.method.name, held.saved_rounds())
         resume_run(folder, display.show, quiet=quiet)
-    _show([folder], folder / "report.html")
+    show_runs([folder], folder / "report.html")
 
 
 def _fetch(config: cfg.Config, *, quiet: bool) -> None:
@@ -195,28 +216,6 @@ def _telling_how_to_resume(folder: Path, *, not_begun: Sequence[str] = ()) -> It
         if not (folder / "config.yaml").exists():
             raise
         raise FeddleError(f"{_explain(error)}; to go on once that is mended: {remedy}") from error
-
-
-def _show(folders: Sequence[Path], page: Path) -> None:
-    from feddle.report.page import write_page
-    from feddle.report.records import read_runs
-    from feddle.report.table import summary_table
-    from feddle.report.words import remarks
-
-    records = read_runs(folders)
-    Console().print(summary_table(records))
-    for record in records:
-        for remark in remarks(record):
-            click.echo(f"{record.label}: {remark}")
-    click.echo(f"Report: {write_page(records, page)}")
-
-
-@app.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True)
-def report(runs: tuple[Path, ...], out: Path) -> None:
-    """Compare finished RUNS (folders) on one page that opens offline."""
-    _show(runs, out)
 
 
 @app.command()

@@ -131,6 +131,7 @@ class Entry:
     megabytes: float  # of the download
     cached: bool
     sources: tuple[str, ...]
+    sha256: str  # of the content, the same from every source
 
 
 def load(name: str, *, folder: Path | None = None, quiet: bool = False) -> ImageSet:
@@ -167,6 +168,7 @@ def _entry(spec: Spec, cache: Path) -> Entry:
         megabytes=spec.megabytes,
         cached=dataset_cache.looks_whole(spec, cache),
         sources=tuple(source.words for source in spec.sources),
+        sha256=spec.sha256,
     )
 
 

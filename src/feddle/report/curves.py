@@ -1,8 +1,9 @@
-"""The chart of accuracy over rounds."""
+"""The chart of accuracy, or of another number, over rounds."""
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
@@ -19,26 +20,38 @@ MOST_HITS = 120  # places on one curve that answer a pointer without a script
 
 
 @dataclass(frozen=True)
-class _Curve:
+class Curve:
+    """One line of a chart; `band` is what the seeds span, as (round, lowest, highest)."""
+
     index: int
     label: str
     points: list[tuple[int, float]]
+    band: list[tuple[int, float, float]] = field(default_factory=list)
 
 
 def accuracy_chart(records: Sequence[Record]) -> Markup:
     """The legend, the curves in both sizes, and the values for the script that reads them out."""
-    curves = [_Curve(index, each.label, accuracy_curve(each)) for index, each in enumerate(records)]
+    return curve_chart([Curve(index, each.label, accuracy_curve(each)) for index, each in enumerate(records)])
+
+
+def curve_chart(curves: Sequence[Curve], caption: str | None = None, unit: str = "%") -> Markup:
+    """The same for any curves, under a caption; `unit` is `%` for shares, else empty."""
     drawn = [curve for curve in curves if curve.points]
     if not drawn:
         return element("p", "The curves appear with the first evaluation.", class_="quiet")
     return element(
         "figure",
+        element("figcaption", caption) if caption else None,
         element("ul", *(_legend_item(curve) for curve in curves), class_="legend"),
-        *(_draw(drawn, size) for size in SIZES),
+        *(_draw(drawn, size, unit) for size in SIZES),
         element("div", class_="readout", hidden="hidden"),
-        _values_for_script(drawn),
+        _values_for_script(drawn, unit),
         class_="accuracy",
     )
+
+
+def _shown(value: float, unit: str) -> str:
+    return percent(value) if unit == "%" else f"{value:.2f}".replace("-", "−")
 
 
 def values_table(records: Sequence[Record], most: int = 100) -> Markup:
@@ -64,19 +77,20 @@ def values_table(records: Sequence[Record], most: int = 100) -> Markup:
     return element("details", element("summary", "The values in numbers"), element("div", table, class_="scroll"))
 
 
-def _draw(curves: list[_Curve], size: Size) -> Markup:
+def _draw(curves: list[Curve], size: Size, unit: str) -> Markup:
+    factor = 100 if unit == "%" else 1
     room = min(LABEL_WIDTH * max(cell_len(curve.label) for curve in curves) + 18, 0.3 * size.width)
     y = value_axis(
-        [100 * accuracy for curve in curves for _, accuracy in curve.points],
+        [factor * value for curve in curves for value in _values(curve)],
         start=size.height - 44,
         end=12,
         most_ticks=6,
-        least_span=2,
-        bounds=(0, 100),
+        least_span=0.02 * factor,
+        bounds=(0, 100) if unit == "%" else (-math.inf, math.inf),
     )
 
     def y_text(tick: float) -> str:
-        return f"{tick_text(tick, y.step)}%"
+        return f"{tick_text(tick, y.step)}{unit}"
 
     x = round_axis(
         max(curve.points[-1][0] for curve in curves),
@@ -84,34 +98,48 @@ def _draw(curves: list[_Curve], size: Size) -> Markup:
         end=size.width - room,
         most_ticks=size.most_rounds,
     )
-    lines = [_line(curve, x, y) for curve in reversed(curves)]  # the leader on top
+    bands = [_band(curve, x, y, factor) for curve in curves if curve.band]
+    lines = [_line(curve, x, y, unit) for curve in reversed(curves)]  # the leader on top
     return drawing(
         size,
         "curves",
-        _spoken(curves),
+        _spoken(curves, unit),
         frame(x, y, y_text),
         element("line", class_="cursor", y1=y.end, y2=y.start),
+        *bands,
         *lines,
-        _end_labels(curves, x, y, room),
+        _end_labels(curves, x, y, room, factor),
         data_start=x.start,
         data_end=x.end,
         data_rounds=x.high,
     )
 
 
-def _line(curve: _Curve, x: Axis, y: Axis) -> Markup:
-    places = [(x.place(at), y.place(100 * accuracy)) for at, accuracy in curve.points]
+def _values(curve: Curve) -> list[float]:
+    return [value for _, value in curve.points] + [value for _, *both in curve.band for value in both]
+
+
+def _band(curve: Curve, x: Axis, y: Axis, factor: float) -> Markup:
+    upper = [(at, high) for at, _, high in curve.band]
+    lower = [(at, low) for at, low, _ in reversed(curve.band)]
+    path = "L".join(f"{x.place(at):.1f} {y.place(factor * value):.1f}" for at, value in [*upper, *lower])
+    return element("path", d=f"M{path}Z", class_=f"band {colour(curve.index)}")
+
+
+def _line(curve: Curve, x: Axis, y: Axis, unit: str) -> Markup:
+    factor = 100 if unit == "%" else 1
+    places = [(x.place(at), y.place(factor * value)) for at, value in curve.points]
     path = "M" + "L".join(f"{left:.1f} {top:.1f}" for left, top in places)
     hits = (
         element(
             "circle",
-            element("title", f"{curve.label}, round {at}: {percent(accuracy)}"),
+            element("title", f"{curve.label}, round {at}: {_shown(value, unit)}"),
             cx=x.place(at),
-            cy=y.place(100 * accuracy),
+            cy=y.place(factor * value),
             r=6,
             class_="hit",
         )
-        for at, accuracy in thinned(curve.points, MOST_HITS)
+        for at, value in thinned(curve.points, MOST_HITS)
     )
     return element(
         "g",
@@ -122,8 +150,8 @@ def _line(curve: _Curve, x: Axis, y: Axis) -> Markup:
     )
 
 
-def _end_labels(curves: list[_Curve], x: Axis, y: Axis, room: float) -> Markup:
-    ends = [(x.place(at), y.place(100 * accuracy)) for at, accuracy in (each.points[-1] for each in curves)]
+def _end_labels(curves: list[Curve], x: Axis, y: Axis, room: float, factor: float) -> Markup:
+    ends = [(x.place(at), y.place(factor * value)) for at, value in (each.points[-1] for each in curves)]
     if len(curves) > (y.start - y.end) / 10:
         return join()  # Too many to tell apart beside the lines: the legend names them.
     heights = spread([top for _, top in ends], LABEL_GAP, y.end, y.start)
@@ -136,7 +164,7 @@ def _end_labels(curves: list[_Curve], x: Axis, y: Axis, room: float) -> Markup:
     )
 
 
-def _end_label(curve: _Curve, end: tuple[float, float], at: tuple[float, float], most: int) -> Markup:
+def _end_label(curve: Curve, end: tuple[float, float], at: tuple[float, float], most: int) -> Markup:
     leader = f"M{end[0] + 4:.1f} {end[1]:.1f}L{at[0] - 3:.1f} {at[1]:.1f}"
     name = shortened(curve.label, most)
     return element(
@@ -164,7 +192,7 @@ def shortened(text: str, most: int) -> str:
     return shown
 
 
-def _legend_item(curve: _Curve) -> Markup:
+def _legend_item(curve: Curve) -> Markup:
     swatch = element(
         "svg",
         element("path", d="M1 5H27", class_="line", stroke_dasharray=dash(curve.index)),
@@ -176,13 +204,15 @@ def _legend_item(curve: _Curve) -> Markup:
     return element("li", swatch, curve.label, absent, class_=colour(curve.index))
 
 
-def _values_for_script(curves: list[_Curve]) -> Markup:
-    values = [{"label": curve.label, "colour": colour(curve.index), "points": curve.points} for curve in curves]
+def _values_for_script(curves: list[Curve], unit: str) -> Markup:
+    values = [
+        {"label": curve.label, "colour": colour(curve.index), "unit": unit, "points": curve.points} for curve in curves
+    ]
     # Inside a script element only `<` could end the data early; JSON may write it as \u003c.
     text = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
     return Markup(f'<script type="application/json">{text}</script>')
 
 
-def _spoken(curves: list[_Curve]) -> str:
-    ends = "; ".join(f"{each.label} {percent(each.points[-1][1])}" for each in curves)
-    return f"Accuracy over rounds. Last values: {ends}."
+def _spoken(curves: list[Curve], unit: str) -> str:
+    ends = "; ".join(f"{each.label} {_shown(each.points[-1][1], unit)}" for each in curves)
+    return f"{'Accuracy over' if unit == '%' else 'Over'} rounds. Last values: {ends}."

@@ -16,7 +16,7 @@ for (const figure of document.querySelectorAll("figure.accuracy")) {
         const dot = document.createElement("i");
         const value = document.createElement("b");
         dot.className = run.colour;
-        value.textContent = `${(100 * run.value).toFixed(1)}%`;
+        value.textContent = run.unit === "%" ? `${(100 * run.value).toFixed(1)}%` : run.value.toFixed(2);
         row.append(dot, run.label, value);
         return row;
       });

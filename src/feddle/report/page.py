@@ -22,14 +22,18 @@ def write_page(records: Sequence[Record], out: Path) -> Path:
     """Write the comparison of these runs to `out`, whole or not at all."""
     if not records:
         raise FeddleError("expected at least one run to report, but there is none; name a run folder")
+    return write_document(page(records), out)
+
+
+def write_document(text: str, out: Path) -> Path:
+    """Write a text to a file, whole or not at all."""
     if out.is_dir():
         raise FeddleError(f"{out}: expected a file to write, but it is a folder; name a file such as report.html")
-    # "replace": a folder name need not be valid Unicode, but the page must be.
-    text = page(records).encode("utf-8", "replace")
     part = out.with_name(f".{out.name}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(text)
+        # "replace": a folder name need not be valid Unicode, but the page must be.
+        part.write_bytes(text.encode("utf-8", "replace"))
         part.replace(out)
     except OSError as error:
         with suppress(OSError):
@@ -45,16 +49,21 @@ def page(records: Sequence[Record]) -> str:
     summaries = ranked(records)
     ordered = [each.record for each in summaries]
     title = headline(summaries)
+    return document(title, [_opening(summaries, title), *_sections(summaries, ordered)])
+
+
+def document(title: str, parts: Sequence[Markup], *, refresh: int | None = None) -> str:
+    """A page of these parts that needs nothing from outside; `refresh` has it reload after so many seconds."""
     return "\n".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            *([f'<meta http-equiv="refresh" content="{refresh}">'] if refresh else []),
             '<meta name="color-scheme" content="light dark">',
             element("title", f"{title} – feddle report"),
             f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>",
-            _opening(summaries, title),
-            *_sections(summaries, ordered),
+            *parts,
             f"</main>\n<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n",
         )
     )
@@ -143,9 +152,7 @@ def _remarks(each: Summary, summaries: Sequence[Summary]) -> Markup:
 
 
 def _again(records: Sequence[Record]) -> Markup:
-    commands = (
-        element("li", element("span", each.label), element("code", _command(each.folder / CONFIG))) for each in records
-    )
+    commands = (element("li", element("span", each.label), element("code", run_again(each))) for each in records)
     written_by = versions(records)
     return element(
         "section",
@@ -155,8 +162,9 @@ def _again(records: Sequence[Record]) -> Markup:
     )
 
 
-def _command(config: Path) -> str:
-    return f"feddle run {shlex.quote(str(config))}"
+def run_again(record: Record) -> str:
+    """The command that makes a run once more."""
+    return f"feddle run {shlex.quote(str(record.folder / CONFIG))}"
 
 
 def _asset(name: str) -> str:

@@ -19,7 +19,7 @@ def headline(summaries: Sequence[Summary]) -> str:
     if len(level) == len(known) and len(known) > 2:
         return f"All {len(known)} runs are level"
     if len(level) > 1:
-        return f"{_list([each.record.label for each in level])} are level"
+        return f"{shortlist([each.record.label for each in level])} are level"
     return f"{known[0].record.label} leads by {_gap(known[0], known[1]):.1f} points"
 
 
@@ -31,10 +31,10 @@ def standing(summaries: Sequence[Summary]) -> str:
     sentence = _lead(known)
     missing = [each.record.label for each in summaries if each.accuracy is None]
     if missing:
-        sentence += f" No evaluation yet: {_list(missing)}."
+        sentence += f" No evaluation yet: {shortlist(missing)}."
     open_runs = [each.record.label for each in known if each.status]
     if open_runs:
-        sentence += f" Not run to the end, so not final: {_list(open_runs)}."
+        sentence += f" Not run to the end, so not final: {shortlist(open_runs)}."
     return sentence
 
 
@@ -45,7 +45,7 @@ def setting(records: Sequence[Record]) -> str:
     sentence = f"Setting: {', '.join(shared)}." if shared else ""
     differing = differences(records)
     if differing:
-        sentence += f" The runs differ in {_list(differing)}; each row of the table names its own."
+        sentence += f" The runs differ in {shortlist(differing)}; each row of the table names its own."
     return sentence.strip()
 
 
@@ -80,7 +80,7 @@ def versions(records: Sequence[Record]) -> str:
     for package in ("feddle", "torch"):
         found = {str(record.result[package]): None for record in records if record.result.get(package)}
         if found:
-            named.append(f"{package} {_list(list(found))}")
+            named.append(f"{package} {shortlist(list(found))}")
     return f"Results written by {', '.join(named)}." if named else ""
 
 
@@ -118,7 +118,7 @@ def _lead(known: Sequence[Summary]) -> str:
     gap = _gap(first, second)
     if gap == 0:
         level = [each.record.label for each in known if _gap(first, each) == 0]
-        sentence = f"{_list(level)} end level at {percent(first.accuracy)}"
+        sentence = f"{shortlist(level)} end level at {percent(first.accuracy)}"
     else:
         sentence = (
             f"{first.record.label} reaches {percent(first.accuracy)}, {_points(gap)} ahead of"
@@ -189,5 +189,6 @@ def _phrase(pattern: str, value: str) -> str:
     return pattern.format(value) if value else ""
 
 
-def _list(words: Sequence[str]) -> str:
+def shortlist(words: Sequence[str]) -> str:
+    """Words as people list them: a, b and c."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -69,7 +69,7 @@ class Simulation:
     def step(self) -> Round:
         """One round."""
         now = self.server.version
-        dispatched = [self._dispatch(client, now) for client in self._sample(now)]
+        dispatched = [self._dispatch(client, now) for client in self.sample(now)]
         returned = 0
         for job, wasted in self._due(now):
             self._busy.remove(job.client)
@@ -78,7 +78,8 @@ class Simulation:
                 self.server.forget(job)  # the client is back, and has nothing else to send
         return Round(len(dispatched), returned, self.server.advance())
 
-    def _sample(self, now: int) -> list[int]:
+    def sample(self, now: int) -> list[int]:
+        """The clients that are asked in the round after version `now`, given who is busy."""
         limit = self.server.strategy.max_staleness
         if limit is not None and limit < 0:  # a method that uses no update at all
             return []

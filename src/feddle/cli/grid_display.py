@@ -1,0 +1,67 @@
+"""Live progress over a whole grid of runs; plain lines where there is no terminal."""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from feddle.report.summary import duration, percent
+
+if TYPE_CHECKING:
+    from feddle.reproduce.cells import Ended, Task
+
+
+class GridDisplay:
+    """One bar for the grid, counted in rounds, and one for each run that is going on."""
+
+    def __init__(self, runs: int, done: int, rounds: int, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet)
+        self.live = self.console.is_terminal and not quiet
+        self.runs, self.done = runs, done
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=self.console,
+            disable=not self.live,
+        )
+        self._whole = self._progress.add_task("all rounds", total=rounds, state=self._count())
+        self._bars: dict[str, TaskID] = {}
+        self._reached: dict[str, int] = {}
+
+    def __enter__(self) -> "GridDisplay":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def begin(self, task: "Task") -> None:
+        """A run starts, or goes on."""
+        self._bars[task.label] = self._progress.add_task(task.label, total=task.config.rounds, state="")
+
+    def round(self, task: "Task", line: dict[str, Any]) -> None:
+        """A round of a run is done."""
+        bar, number = self._bars[task.label], line["round"]
+        self._progress.update(bar, completed=number)
+        self._progress.update(self._whole, advance=number - self._reached.get(task.label, 0))
+        self._reached[task.label] = number
+        if "accuracy" in line:
+            self._progress.update(bar, state=percent(line["accuracy"]))
+
+    def end(self, task: "Task", ended: "Ended") -> None:
+        """A run is over."""
+        self.done += 1
+        self._progress.remove_task(self._bars.pop(task.label))
+        left = task.config.rounds - self._reached.get(task.label, 0)
+        self._progress.update(self._whole, advance=left, state=self._count())
+        what = f"{percent(ended.accuracy)} ({duration(ended.seconds)})" if not ended.reason else ended.reason
+        self.console.print(f"{self._count()}  {task.label}: {what}", highlight=False, markup=False, soft_wrap=True)
+
+    def _count(self) -> str:
+        return f"{self.done}/{self.runs} runs"

@@ -1,0 +1,228 @@
+"""`feddle reproduce`: a table or figure of the paper as a grid of runs."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from feddle.cli.grid_display import GridDisplay
+from feddle.cli.reports import report_on
+from feddle.core.errors import FeddleError
+from feddle.report.summary import duration
+
+if TYPE_CHECKING:  # these import torch, which takes a second or two
+    from feddle.experiment.trackers import TrackerName
+    from feddle.reproduce.cells import Ended
+    from feddle.reproduce.grid import Cell, Grid
+    from feddle.reproduce.plan import Planned
+
+
+track_option = click.option(
+    "--track",
+    multiple=True,
+    type=click.Choice(["tensorboard", "mlflow"]),
+    help="Tell this tool of every round too.",
+)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the user asked for."""
+
+    overrides: Sequence[str]
+    seeds: Sequence[int]
+    jobs: int | None
+    out: Path
+    quick: bool
+    quiet: bool
+    track: tuple["TrackerName", ...]
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option(
+    "--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with an estimate of the time."
+)
+@click.option("--cells", multiple=True, metavar="TEXT", help="Only cells whose name contains this; may be given often.")
+@click.option("--methods", default="", help="Only these rows, separated by commas.")
+@click.option("--seeds", default="0", show_default=True, help="The seeds, separated by commas; the paper has three.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time; by default one a core.")
+@click.option("--quick", is_flag=True, help="A small network and few rounds: minutes, and no result to speak of.")
+@click.option(
+    "-o",
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key in every cell: -o data.folder=DIR",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="The grid's folder; by default runs/TABLE (quick: -quick)."
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress display.")
+@track_option
+def reproduce(
+    table: str | None,
+    listing: bool,
+    cells: tuple[str, ...],
+    methods: str,
+    seeds: str,
+    jobs: int | None,
+    quick: bool,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    quiet: bool,
+    track: tuple["TrackerName", ...],
+) -> None:
+    """Run the cells of TABLE, a table or figure of the paper, and show what came of them.
+
+    What is finished is never run again, and what was stopped goes on: give the same command again.
+    """
+    from feddle.reproduce.grid import chosen, load_grid
+
+    if table is None:
+        _list_tables()
+        return
+    if table == "server-cost":
+        from feddle.cli.server_cost import show_server_cost
+
+        show_server_cost(out or Path("runs/server-cost"), listing=listing)
+        return
+    grid = load_grid(table, quick=quick)
+    picked = chosen(grid, cells, [name.strip() for name in methods.split(",") if name.strip()])
+    out = out or Path("runs") / (table + ("-quick" if quick else ""))
+    order = Order(overrides, _seeds(seeds), jobs, out, quick, quiet, track)
+    if listing:
+        _list_cells(picked, order)
+    else:
+        _run(grid, picked, order)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as error:
+        raise FeddleError(f"--seeds takes whole numbers separated by commas, such as 0,1,2, got {text!r}") from error
+    if min(seeds) < 0:
+        raise FeddleError(f"--seeds takes numbers from 0 up, got {min(seeds)}")
+    return seeds
+
+
+def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
+    """Run what is not finished, keeping the grid's record, then report."""
+    from feddle.reproduce import runner
+    from feddle.reproduce.cells import is_done
+    from feddle.reproduce.plan import plan
+
+    out, facts = order.out, {"quick": order.quick, "command": shlex.join(["feddle", *sys.argv[1:]])}
+    held = runner.open_folder(out, grid, quick=order.quick)
+    planned = _fetched([plan(cell, order.overrides) for cell in picked], quiet=order.quiet)
+    count = len(order.seeds) * sum(each.config is not None for each in planned)
+    jobs = min(order.jobs or runner.cores(), max(count, 1))
+    spare = runner.cores() // jobs
+    tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
+    held = runner.keep(out, held, grid, planned, **facts)
+    _tell_left_out(planned)
+    for text in runner.mixed(tasks):
+        click.echo(text, err=True)
+    waiting = [task for task in tasks if not is_done(task)]
+    failed: dict[str, Ended] = {}
+    try:
+        if waiting:
+            rounds = sum(task.config.rounds for task in waiting)
+            with GridDisplay(len(tasks), len(tasks) - len(waiting), rounds, quiet=order.quiet) as display:
+                failed = runner.run_tasks(waiting, jobs, display)
+    except KeyboardInterrupt:
+        click.echo(f"feddle: interrupted; what was done is in {out}; the same command goes on with it", err=True)
+        sys.exit(130)
+    runner.keep(out, held, grid, runner.with_reasons(planned, failed, tasks), **facts)
+    _report(failed, out)
+
+
+def _report(failed: "dict[str, Ended]", out: Path) -> None:
+    """Show what came of the grid; what did not come to its end makes the command fail."""
+    for label, ended in failed.items():
+        if ended.details:
+            click.echo(f"{label}:\n{ended.details}", err=True)
+    report_on([out], out / "report.html")
+    stopped = sum(ended.begun for ended in failed.values())
+    if stopped:
+        raise FeddleError(f"{stopped} of the runs did not come to their end, see above; the same command tries again")
+
+
+def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
+    """Get the data before the display starts; what cannot be had is a reason to leave a cell out."""
+    from feddle.reproduce.plan import data_of, get
+
+    reasons: dict[tuple[str, str | None], str] = {}
+    for wanted in dict.fromkeys(pair for each in planned for pair in data_of(each)):
+        try:
+            get(*wanted, quiet=quiet)
+        except FeddleError as error:
+            reasons[wanted] = str(error)
+    result = []
+    for each in planned:
+        reason = next((reasons[pair] for pair in data_of(each) if pair in reasons), "")
+        result.append(replace(each, config=None, reason=reason) if reason else each)
+    return result
+
+
+def _tell_left_out(planned: Sequence["Planned"]) -> None:
+    reasons: dict[str, int] = {}
+    for each in planned:
+        if each.reason:
+            reasons[each.reason] = reasons.get(each.reason, 0) + 1
+    for reason, count in reasons.items():
+        click.echo(f"left out, {count} {'cell' if count == 1 else 'cells'}: {reason}", err=True)
+    for text in dict.fromkeys(each.substitute for each in planned if each.substitute and not each.reason):
+        click.echo(f"substitute: {text}", err=True)
+
+
+def _list_tables() -> None:
+    from feddle.reproduce.grid import load_grid, names
+    from feddle.reproduce.plan import plan
+
+    table = Table("table", "what it shows", "cells", "here", box=None, pad_edge=False)
+    for name in names():
+        grid = load_grid(name)
+        here = sum(plan(cell).config is not None for cell in grid.cells)
+        table.add_row(name, grid.title, str(len(grid.cells)), str(here))
+    table.add_row("server-cost", "What a round costs the server", "8", "8")
+    Console().print(table)
+    click.echo("here: cells whose data and model can be had on this machine; `feddle reproduce TABLE --list` says more")
+
+
+def _list_cells(picked: Sequence["Cell"], order: Order) -> None:
+    from feddle.reproduce.estimate import core_seconds
+    from feddle.reproduce.plan import plan
+    from feddle.reproduce.runner import cores
+
+    table = Table("cell", "paper", "one core", "note", box=None, pad_edge=False)
+    notes: dict[str, int] = {}
+    total, runs = 0.0, 0
+    for cell in picked:
+        planned = plan(cell, order.overrides)
+        reason, seconds = planned.reason, None
+        try:
+            seconds = core_seconds(planned)
+        except FeddleError as error:  # its model cannot be built here
+            reason = str(error)
+        if seconds is not None:
+            total, runs = total + len(order.seeds) * seconds, runs + len(order.seeds)
+        said = "" if cell.paper is None else f"{cell.paper[0]:.1f} ± {cell.paper[1]:.1f}"
+        note = f"left out: {reason}" if reason else planned.substitute
+        number = f"({notes.setdefault(note, len(notes) + 1)})" if note else ""
+        table.add_row(Text(cell.name), said, duration(seconds), number)
+    Console().print(table)
+    for note, place in notes.items():
+        click.echo(f"({place}) {note}")
+    at_once = min(order.jobs or cores(), max(runs, 1))
+    estimate = duration(total / at_once)
+    click.echo(f"{runs} runs, about {estimate} with {at_once} at a time, by a short measurement on this machine")

@@ -1,0 +1,505 @@
+"""The paper's tables as grids: what is in them, running them, and the page that shows them."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from feddle.cli.main import app
+from feddle.core.errors import FeddleError
+from feddle.core.messages import Job
+from feddle.experiment.config import Config
+from feddle.experiment.load import parse_config
+from feddle.experiment.trackers import numbers, open_tracker
+from feddle.learning.datasets import catalogue
+from feddle.report.export import export
+from feddle.report.grid_page import grid_page
+from feddle.report.grid_table import to_csv, to_latex, to_markdown
+from feddle.report.grid_words import headline, lead, warnings
+from feddle.report.grids import GridRecord, mean_curve, read_grid
+from feddle.report.price import price
+from feddle.reproduce.cells import Ended, Task, read_record, run_task
+from feddle.reproduce.cost import measure
+from feddle.reproduce.estimate import core_seconds
+from feddle.reproduce.grid import chosen, load_grid, names, paper
+from feddle.reproduce.plan import config_hash, plan
+from feddle.reproduce.runner import open_folder, run_tasks
+from feddle.runtimes.simulation import Delays
+from test_report import Document, drawings, make_run
+from tiny import TINY, tiny
+
+TABLES = [name for name in names() if name.startswith("results-")]
+CNN = "results-out-domain-cnn"
+SMALL = {
+    "data.name": "digits",
+    "data.server.samples": 100,
+    "clients": "{count: 20, per_round: 5}",
+    "rounds": 4,
+    "evaluation.every": 2,
+}
+
+
+class Silent:
+    """Hears of tasks and says nothing."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def begin(self, task: Task) -> None:
+        self.begun.append(task.label)
+
+    def round(self, task: Task, line: dict[str, Any]) -> None: ...
+
+    def end(self, task: Task, ended: Ended) -> None: ...
+
+
+def feddle(*words: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def reproduce(out: Path, *words: str, **overrides: Any) -> Result:
+    """Two methods of one setting, on digits."""
+    small = [f"-o{key}={value}" for key, value in {**SMALL, **overrides}.items()]
+    only = ["--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
+    return feddle("reproduce", CNN, "--quick", "--out", out, *only, *small, *words)
+
+
+def task_in(folder: Path, **changes: Any) -> Task:
+    return Task("a/cell", 0, folder, tiny(workers=0, **changes))
+
+
+# What the tables are made of
+
+
+def test_every_number_of_the_paper_has_one_cell() -> None:
+    cells = [cell for name in TABLES for cell in load_grid(name).cells]
+    assert all(cell.paper is not None for cell in cells)
+    assert len(cells) == len(paper()["accuracy"]) == 330
+    components = [cell.paper for cell in load_grid("components").cells]
+    assert components[0] == (81.9, 0.7)
+    assert components[-1] == (82.2, 1.4)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_cell_has_a_name_and_a_config_of_its_own(name: str, quick: bool) -> None:
+    cells = load_grid(name, quick=quick).cells
+    assert len({cell.name for cell in cells}) == len(cells)
+    trees = [json.dumps({**cell.tree, "guide": cell.outside, "waits": cell.waits}, sort_keys=True) for cell in cells]
+    if not quick:  # a small network stands for all of the paper's
+        assert len(set(trees)) == len(cells)
+    for cell in cells:
+        here = plan(cell)
+        assert (here.config is None) == bool(here.reason)
+
+
+def test_a_cell_is_the_papers_setting() -> None:
+    cell = next(c for c in load_grid(CNN).cells if c.name == "cnn/cifar10/dir0.3/sigma5/feddle-ood")
+    config = plan(cell).config
+    assert config is not None
+    assert (config.rounds, config.clients.count, config.clients.per_round) == (200, 500, 10)
+    assert config.data.partition.model_dump() == {"name": "dirichlet", "alpha": 0.3}
+    assert (config.delays.sigma, config.evaluation.every, config.method.name) == (5, 10, "feddle")
+    assert cell.paper == next(
+        (row["mean"], row["std"])
+        for row in paper()["accuracy"]
+        if (row["table"], row["dataset"], row["method"]) == (CNN, "cifar10", "feddle-ood")
+        and (row["dirichlet"], row["delay_sigma"]) == (0.3, 5)
+    )
+
+
+def test_what_cannot_be_had_has_a_reason_and_what_is_missing_a_substitute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))
+    cells = {cell.name: cell for cell in load_grid(CNN, quick=True).cells}
+    nowhere = plan(cells["cnn/cifar100/center"])
+    assert nowhere.config is None
+    assert "cifar-100" in nowhere.reason
+    guided = cells["cnn/fashion-mnist/dir0.1/sigma20/feddle-ood"]
+    substitute = plan(guided)
+    assert substitute.config is not None
+    assert substitute.config.data.server.name == "cifar-10"
+    assert substitute.substitute == "CIFAR-10 guides in place of ImageNet"
+    clients_are_it = plan(cells["cnn/cifar10/dir0.1/sigma20/feddle-ood"])
+    assert clients_are_it.substitute == "Fashion-MNIST guides in place of ImageNet"
+    for brought in ("imagenet", "cifar-100"):  # as soon as the files are there, they are used
+        (tmp_path / brought).mkdir()
+    now = plan(guided)
+    assert now.config is not None
+    assert (now.config.data.server.name, now.config.data.server.samples, now.substitute) == ("imagenet", 250_000, "")
+    assert plan(cells["cnn/cifar100/center"]).config is not None
+
+
+def test_cells_are_picked_by_parts_of_their_names() -> None:
+    grid = load_grid(CNN)
+    assert len(chosen(grid, ["fashion-mnist"], [])) == 41
+    assert [c.name for c in chosen(grid, ["cifar10/dir0.1/sigma20"], ["fedavg"])] == [
+        "cnn/cifar10/dir0.1/sigma20/fedavg"
+    ]
+    with pytest.raises(FeddleError, match="no cell of results-out-domain-cnn matches mars"):
+        chosen(grid, ["mars"], [])
+    with pytest.raises(FeddleError, match="has no row 'fedavgg'"):
+        chosen(grid, [], ["fedavgg"])
+    with pytest.raises(FeddleError, match="did you mean results-noisy"):
+        load_grid("results-nosy")
+
+
+def test_the_hash_of_a_config_is_of_what_is_computed() -> None:
+    assert config_hash(tiny()) == config_hash(tiny(seed=3, workers=2, checkpoint={"every": 1}))
+    assert config_hash(tiny()) != config_hash(tiny(rounds=5))
+
+
+def test_the_estimate_grows_with_the_work() -> None:
+    def seconds(*overrides: str) -> float:
+        cell = next(c for c in load_grid("async-sync", quick=True).cells if c.name.endswith("fedbuff"))
+        found = core_seconds(plan(cell, overrides))
+        assert found is not None
+        return found - 3
+
+    assert seconds("rounds=48") == pytest.approx(2 * seconds(), rel=0.01)
+
+
+# Running them
+
+
+def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> None:
+    out = tmp_path / "grid"
+    first = reproduce(out)
+    assert first.exit_code == 0, first.output
+    assert "Dir(0.1), σ = 20" in first.output
+    assert "Not the table’s own setting, whatever its heads say: run with data.name=digits" in first.output
+    runs = sorted(out.glob("**/result.json"))
+    assert len(runs) == 2
+    before = {path: path.read_bytes() for path in runs}
+    again = reproduce(out)
+    assert again.exit_code == 0
+    assert {path: path.read_bytes() for path in runs} == before
+    record = read_record(runs[0].parent)
+    digits = next(entry for entry in catalogue() if entry.name == "digits")
+    assert record["data"] == {"digits": digits.sha256}
+    held = json.loads((out / "grid.json").read_text())["cells"]
+    assert record["config"] == held["cnn/fashion-mnist/dir0.1/sigma20/fedbuff"]["config"]
+    html = (out / "report.html").read_text()
+    assert drawings(html, "curves")
+    assert "One seed, so no bands." in html
+    # a run that is removed and run again gives the same number
+    accuracy = json.loads(before[runs[0]])["accuracy"]
+    shutil.rmtree(runs[0].parent)
+    assert reproduce(out).exit_code == 0
+    assert json.loads(runs[0].read_bytes())["accuracy"] == accuracy
+    other = reproduce(out, rounds=6)
+    assert "finished with another config" in other.output
+    assert "Made with another config than the grid’s" in other.output
+    full = feddle("reproduce", CNN, "--out", out, "--cells", "center")
+    assert isinstance(full.exception, FeddleError)
+    assert "never mixed" in str(full.exception)
+
+
+def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    def stop(line: Any) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    whole, half = (task_in(tmp_path / name, checkpoint={"every": 1}) for name in ("whole", "half"))
+    run_task(whole, lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        run_task(half, stop)
+    display = Silent()
+    assert run_tasks([whole, half], 2, display) == {}
+    assert display.begun == [half.label]
+    lines = [(task.folder / "history.jsonl").read_text() for task in (whole, half)]
+    assert lines[0] == lines[1]
+
+
+def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path: Path) -> None:
+    nothing = Task("a", 0, tmp_path / "a", parse_config({**TINY, "data": {**TINY["data"], "name": "mars"}}))
+    broken = task_in(tmp_path / "b", training={"lr": 1e30, "epochs": 1})
+    failed = run_tasks([nothing, broken], 1, Silent())
+    assert not failed[nothing.label].begun
+    assert "unknown data set 'mars'" in failed[nothing.label].reason
+    assert failed[broken.label].begun
+
+
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    task = task_in(tmp_path / "a", checkpoint={"every": 1})
+
+    def stop(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_task(task, stop)
+    record = {**read_record(task.folder), "data": {"digits": "0" * 64}}
+    (task.folder / "cell.json").write_text(json.dumps(record))
+    assert "begun with another data" in run_task(task, lambda _: None).reason
+
+
+def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None:
+    task = Task("a", 0, tmp_path / "a", tiny(workers=0, delays={"sigma": 0}, method="fedavg"), waits=8.0)
+    asked: list[list[int]] = []
+    run_task(task, lambda line: asked.append(line["staleness"]))
+    clock = read_record(task.folder)["clock"]
+    delays = Delays(8.0, "client", 0)
+    slowest = max(delays(Job(client, 0, 0)) for client in range(20))
+    lengths = [b - a for a, b in zip([0, *clock], clock, strict=False)]
+    assert all(set(stale) == {0} and len(stale) == 5 for stale in asked)  # nothing was late
+    assert all(1 <= length <= 1 + slowest for length in lengths)
+    assert sum(lengths) > len(lengths)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["reproduce", CNN, "--seeds", "a"], "--seeds takes whole numbers"),
+        (["reproduce", CNN, "--seeds", "-1"], "from 0 up"),
+        (["report", "nowhere", "--watch"], "are for the folders that `feddle reproduce` wrote"),
+    ],
+)
+def test_mistakes_on_the_line_are_told(words: Sequence[str], told: str) -> None:
+    assert told in str(feddle(*words).exception)
+
+
+def test_the_lists_say_what_is_here_and_how_long_it_takes() -> None:
+    tables = feddle("reproduce")
+    assert all(name in tables.output for name in names())
+    cells = feddle("reproduce", CNN, "--quick", "--list", "--methods", "feddle-ood")
+    assert "in place of" in cells.output
+    assert "left out" in cells.output
+    assert re.search(r"8 runs, about .* with \d at a time", cells.output)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "grid.json").write_text("[]")
+    with pytest.raises(FeddleError, match="not what feddle wrote"):
+        open_folder(tmp_path, load_grid(CNN), quick=True)
+    with pytest.raises(FeddleError, match="run it again"):
+        read_grid(tmp_path)
+
+
+# Showing them
+
+
+def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: bool = False) -> GridRecord:
+    """A grid of two delays; for each method the curves of its seeds, the same for both delays."""
+    sigmas = [{"value": s, "words": f"σ = {s}"} for s in (20, 5)]
+    axes: dict[str, Any] = {
+        "model": [{"value": "cnn", "words": "CNN"}],
+        "dataset": [{"value": "cifar10", "words": "CIFAR-10"}, {"value": "mars", "words": "Mars"}],
+        "delay_sigma": sigmas,
+        "method": [{"value": m, "words": m.title()} for m in accuracies],
+    }
+    cells: dict[str, Any] = {}
+    for method, seeds in accuracies.items():
+        for sigma in [None] if method == "center" else [20, 5]:
+            key: dict[str, Any] = {"model": "cnn", "dataset": "cifar10", "method": method}
+            key |= {} if sigma is None else {"delay_sigma": sigma}
+            name = f"cnn/cifar10/{sigma}/{method}"
+            cells[name] = {"key": key, "paper": [80.0, 1.0], "server": "own", "config": "c", "left_out": ""}
+            cells[name]["substitute"] = "CIFAR-10 guides in place of ImageNet" if method == "feddle-ood" else ""
+            for seed, curve in enumerate(seeds):
+                run = make_run(folder / name / f"seed{seed}", method, curve, [0.2, -0.1] if "feddle" in method else [])
+                lines = [
+                    json.loads(line) | {"staleness": [0, 3]}
+                    for line in (run / "history.jsonl").read_text().splitlines()
+                ]
+                (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+                made = {"config": "c", "feddle": "0.1.0", "data": {"cifar-10": "d"}}
+                (run / "cell.json").write_text(json.dumps(made))
+    key = {"model": "cnn", "dataset": "mars", "delay_sigma": 20, "method": "fedbuff"}
+    cells["cnn/mars"] = {"key": key, "left_out": "no <data> of Mars", "server": "none", "paper": None, "config": None}
+    facts = {"grid": "results-x", "title": "A & B", "quick": quick, "axes": axes, "cells": cells, "command": "feddle x"}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "grid.json").write_text(json.dumps(facts))
+    return read_grid(folder)
+
+
+CURVES = {
+    "center": [[0.5, 0.6]],
+    "fedbuff": [[0.3, 0.5], [0.3, 0.4]],
+    "feddle-id": [[0.6, 0.8], [0.5, 0.7]],
+    "feddle-ood": [[0.6, 0.7], [0.5, 0.6]],
+}
+
+
+def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES)
+    html = grid_page([grid])
+    document = Document(html)
+    assert document.inside("h1") == ["Feddle-Id is best in 2 of 2 settings"]
+    assert "75.0 ± 7.1" in document.inside("u")  # above Center
+    assert "75.0 ± 7.1" not in document.inside("td")
+    assert "45.0 ± 7.1" in document.inside("td")
+    assert any("paper 80.0 ± 1.0" in text for text in document.inside("small"))
+    assert [len(drawings(html, kind)) for kind in ("curves", "strip", "bars")] == [4, 8, 4]
+    assert "1 cell: no <data> of Mars" in " ".join(document.inside("li"))
+    assert any("CIFAR-10 guides in place of ImageNet" in text for text in document.inside("p"))
+    assert "feddle x" in document.inside("code")
+    assert not re.search(r"https?://|@import|url\(|<link", html)
+    assert html.count('class="band') == 2 * 2 * 3  # wide and narrow, two settings, three methods with two seeds
+
+
+def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES)
+    text = " ".join(lead(grid))
+    assert "Feddle-Id reaches 75.0 % on average over the settings, Feddle-Ood 65.0 %" in text
+    assert "2 of the other 3 are above Center (60.0 %)" in text
+    assert "7 of 8 cells are finished, 1 left out" in text
+    assert "within two points of its number, on average" in text
+    assert "paper" not in " ".join(lead(make_grid(tmp_path / "q", CURVES, quick=True)))
+    nothing = make_grid(tmp_path / "n", {"fedbuff": []})
+    assert headline(nothing) == "A & B"
+    Document(grid_page([nothing]))
+
+
+def test_a_report_says_when_results_do_not_belong_together(tmp_path: Path) -> None:
+    folder = tmp_path / "g"
+    assert warnings(make_grid(folder, {"fedbuff": [[0.5]], "feddle-id": [[0.6]]})) == []
+    runs = sorted(folder.glob("cnn/**/seed0"))
+    result = json.loads((runs[0] / "result.json").read_text())
+    (runs[0] / "result.json").write_text(json.dumps({**result, "feddle": "0.2.0"}))
+    (runs[1] / "cell.json").write_text(json.dumps({"config": "e", "data": {"cifar-10": "f"}}))
+    (runs[2] / "cell.json").unlink()
+    shutil.copytree(runs[3], runs[3].with_name("seed1"))
+    text = " ".join(warnings(read_grid(folder)))
+    for told in ("versions of feddle: 0.2.0 and 0.1.0", "another config", "contents of the data set cifar-10"):
+        assert told in text
+    assert "Without a record" in text
+    assert "same seeds" in text
+
+
+def test_tables_for_a_paper(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES)
+    markdown = to_markdown(grid)
+    assert "| Feddle-Id | **<u>75.0 ± 7.1</u>** | 80.0 ± 1.0 |" in markdown
+    assert "| Feddle-Ood | <u>65.0 ± 7.1</u>† | 80.0 ± 1.0 |" in markdown
+    latex = to_latex(grid)
+    assert r"\textbf{\underline{75.0 $\pm$ 7.1}} {\scriptsize (80.0 $\pm$ 1.0)}" in latex
+    assert r"A \& B" in latex
+    rows = list(csv.DictReader(io.StringIO(to_csv(grid))))
+    feddle_id = next(row for row in rows if row["method"] == "feddle-id" and row["delay_sigma"] == "20")
+    assert (feddle_id["mean"], feddle_id["seeds"], feddle_id["paper_mean"]) == ("75.000", "2", "80.0")
+    assert next(row for row in rows if row["dataset"] == "mars")["left_out"] == "no <data> of Mars"
+
+
+def test_figures_for_a_paper(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES)
+    png, *_ = export(grid, ["png"], tmp_path / "f")
+    pdf, *_ = export(grid, ["pdf"], tmp_path / "f")
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert pdf.read_bytes().startswith(b"%PDF")
+
+
+def test_time_and_bytes_to_a_target(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3, 0.5, 0.6], [0.5, 0.6, 0.7], [0.1, 0.2, 0.3]]})
+    found = price(grid.cells[0], 0.5)
+    assert found is not None
+    assert (found.time, found.megabytes, found.reached, found.seeds) == (1.5, 4.5, 2, 3)  # 3 MB a round
+    assert price(grid.cells[0], 0.9) is None
+    run = tmp_path / "g" / grid.cells[0].name / "seed0"
+    (run / "cell.json").write_text(json.dumps({"config": "c", "clock": [10, 25, 26]}))
+    waiting = price(read_grid(tmp_path / "g").cells[0], 0.5)
+    assert waiting is not None
+    assert waiting.time == (25 + 1) / 2
+
+
+def test_the_band_of_one_seed_is_of_its_clients(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3, 0.5]]})
+    path = tmp_path / "g" / grid.cells[0].name / "seed0" / "history.jsonl"
+    path.write_text('{"round": 4, "update_cosine": {"mean": 0.2, "min": -0.1, "max": 0.6}}\n')
+    cell = read_grid(tmp_path / "g").cells[0]
+    assert mean_curve(cell, "update_cosine") == ([(4, 0.2)], [(4, -0.1, 0.6)])
+    assert mean_curve(cell) == ([], [])
+
+
+def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:
+    for method, accuracies in (("feddle", [0.6, 0.8]), ("fedbuff", [0.5, 0.7])):
+        for seed, accuracy in enumerate(accuracies):
+            make_run(tmp_path / "r" / f"{method}{seed}", method, [accuracy], config={"seed": seed})
+    shown = feddle("report", tmp_path / "r", "--out", tmp_path / "report.html")
+    assert shown.exit_code == 0, shown.exception
+    assert "70.0 ± 14.1" in shown.output
+    document = Document((tmp_path / "report.html").read_text())
+    assert document.inside("h1") == ["feddle leads"]
+    assert f"feddle run {tmp_path}/r/fedbuff1/config.yaml" in document.inside("code")
+    one = feddle("report", tmp_path / "r" / "feddle0", tmp_path / "r" / "fedbuff1", "--out", tmp_path / "one.html")
+    assert "±" not in one.output
+
+
+def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES)
+    watched = feddle("report", grid.folder, "--watch", "--target", "70", "--export", "csv")
+    assert watched.exit_code == 0, watched.exception
+    assert "7 of 7 cells finished" in watched.output
+    html = (grid.folder / "report.html").read_text()
+    assert "to 70.0%" in html
+    assert 'http-equiv="refresh"' not in html  # the last page stays as it is
+    assert (grid.folder / "results-x.csv").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+def test_a_browser_shows_a_grid_without_an_error_and_without_the_network(tmp_path: Path) -> None:
+    html = grid_page([make_grid(tmp_path / "g", CURVES)])
+    shown = in_browser(html, tmp_path / "page")
+    assert "Feddle-Id is best in 2 of 2 settings" in shown.stdout
+    assert "feddle-id, round 1" not in shown.stdout.lower()  # the script has run: it reads the values out itself
+    assert "CONSOLE" not in shown.stderr
+    fetching = html.replace("<main>", '<main><img src="http://example.com/x.png" alt="">')
+    assert "CONSOLE" in in_browser(fetching, tmp_path / "other").stderr  # which a fetch would have been seen by
+
+
+def in_browser(html: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A page in a browser that can look up no name; what it complains of is in stderr."""
+    folder.mkdir()
+    page = folder / "report.html"
+    page.write_text(html, encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}"]
+    command += ["--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+# Other tools
+
+
+def test_tensorboard_hears_of_every_round(tmp_path: Path) -> None:
+    run_task(Task("a", 0, tmp_path / "a", tiny(workers=0), track=("tensorboard",)), lambda _: None)
+    files = list((tmp_path / "a" / "tensorboard").iterdir())
+    assert len(files) == 1
+    assert b"accuracy" in files[0].read_bytes()
+    assert numbers({"round": 1, "a": {"mean": 2.0}, "b": [1], "c": None, "d": True}) == {"round": 1.0, "a.mean": 2.0}
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+def test_a_tracker_that_is_not_installed_is_named(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (name, f"{name}.summary"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(FeddleError, match=rf"pip install 'feddle\[{name}\]'"):
+        open_tracker(name, tmp_path, Config())
+
+
+# What the server pays
+
+
+def test_merging_adapters_costs_the_server_next_to_nothing() -> None:
+    cost = measure("fedavg")
+    size = 4 * (12 * 49_152 + 768 * 10 + 10)  # bytes of the adapters of twelve layers and of the head
+    assert cost.gflops == pytest.approx(2 * 50 * size / 4e9, rel=0.01)  # a product and a sum for each number
+    assert cost.cache_mb == pytest.approx(343.2 + size / 1e6, rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_cost_of_fine_tuning_is_the_papers() -> None:
+    cost = measure("fed+ft")
+    assert cost.gflops == pytest.approx(cost.paper_gflops, rel=0.1)
+    assert cost.cache_mb == pytest.approx(cost.paper_cache_mb, rel=0.05)

@@ -316,7 +316,7 @@ def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: 
                 (run / "cell.json").write_text(json.dumps(made))
     key = {"model": "cnn", "dataset": "mars", "delay_sigma": 20, "method": "fedbuff"}
     cells["cnn/mars"] = {"key": key, "left_out": "no <data> of Mars", "server": "none", "paper": None, "config": None}
-    facts = {"grid": "results-x", "title": "A & B", "quick": quick, "axes": axes, "cells": cells, "command": "feddle x"}
+    facts = {"grid": "results-x", "title": "A & B", "quick": quick, "axes": axes, "cells": cells, "asked": ["feddle x"]}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "grid.json").write_text(json.dumps(facts))
     return read_grid(folder)

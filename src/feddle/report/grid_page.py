@@ -281,8 +281,8 @@ def _made(made: object) -> list[tuple[str, str]]:
 
 def _again(grid: GridRecord) -> Markup:
     own = grid.facts.get("commands")
-    commands = own or [str(grid.facts.get("command") or ""), f"feddle report {shlex.quote(str(grid.folder))}"]
-    items = [element("li", element("code", command)) for command in commands if command]
+    commands = own or [*(grid.facts.get("asked") or ()), f"feddle report {shlex.quote(str(grid.folder))}"]
+    items = [element("li", element("code", str(command))) for command in commands]
     if own:
         return element("section", element("h2", "Run again"), element("ul", *items, class_="commands"))
     text = "Finished cells are not run again; stopped ones go on. The same cell and seed give the same number."

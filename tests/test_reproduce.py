@@ -316,7 +316,7 @@ def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: 
                 (run / "cell.json").write_text(json.dumps(made))
     key = {"model": "cnn", "dataset": "mars", "delay_sigma": 20, "method": "fedbuff"}
     cells["cnn/mars"] = {"key": key, "left_out": "no <data> of Mars", "server": "none", "paper": None, "config": None}
-    facts = {"grid": "results-x", "title": "A & B", "quick": quick, "axes": axes, "cells": cells, "command": "feddle x"}
+    facts = {"grid": "results-x", "title": "A & B", "quick": quick, "axes": axes, "cells": cells, "asked": ["feddle x"]}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "grid.json").write_text(json.dumps(facts))
     return read_grid(folder)
@@ -343,6 +343,7 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     assert "1 cell: no <data> of Mars" in " ".join(document.inside("li"))
     assert any("CIFAR-10 guides in place of ImageNet" in text for text in document.inside("p"))
     assert "feddle x" in document.inside("code")
+    assert any(text.startswith("σ: how late updates come back") for text in document.inside("p"))
     assert not re.search(r"https?://|@import|url\(|<link", html)
     assert html.count('class="band') == 2 * 2 * 3  # wide and narrow, two settings, three methods with two seeds
 

@@ -121,8 +121,10 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     from feddle.reproduce.cells import is_done
     from feddle.reproduce.plan import plan
 
-    out, facts = order.out, {"quick": order.quick, "command": shlex.join(["feddle", *sys.argv[1:]])}
+    out = order.out
     held = runner.open_folder(out, grid, quick=order.quick)
+    asked = dict.fromkeys([*held.get("asked", []), shlex.join(["feddle", *sys.argv[1:]])])
+    facts = {"quick": order.quick, "asked": list(asked)}
     planned = _fetched([plan(cell, order.overrides) for cell in picked], quiet=order.quiet)
     count = len(order.seeds) * sum(each.config is not None for each in planned)
     jobs = min(order.jobs or runner.cores(), max(count, 1))

@@ -22,6 +22,10 @@ _QUANTITIES = {
     "signal_cosine": "Cosine between the directions of the guiding and of in-domain data, at the start of the search",
     "search_cosine": "Cosine between the steps that the search makes on the guiding and on in-domain data",
 }
+_HEADS = {
+    "dirichlet": "Dir(α): how unevenly the classes are spread over the clients; 0.1 is very uneven, 1 much less.",
+    "delay_sigma": "σ: how late updates come back, in rounds, as the spread of a half-normal distribution.",
+}
 _SERVER = {
     "own": "With in-domain data at the server",
     "none": "Without server data",
@@ -75,7 +79,8 @@ def _panel(grid: GridRecord, panel: Panel, target: float | None) -> list[Markup]
 def _table(grid: GridRecord, panel: Panel) -> Markup:
     head = element("tr", *(element("th", text, scope="col") for text in ("", *panel.column_words)))
     rows = [_row(grid, panel, row) for row in panel.rows]
-    notes = [LEGEND + " Small: the paper’s number.", *footnotes(grid)]
+    heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
+    notes = [*heads, LEGEND + " Small: the paper’s number.", *footnotes(grid)]
     told = [element("li", element("strong", row_words(grid, row)), f" {text}.") for row, text in row_notes(panel)]
     return join(
         element("table", element("thead", head), element("tbody", *rows), class_="results cells"),
@@ -281,8 +286,8 @@ def _made(made: object) -> list[tuple[str, str]]:
 
 def _again(grid: GridRecord) -> Markup:
     own = grid.facts.get("commands")
-    commands = own or [str(grid.facts.get("command") or ""), f"feddle report {shlex.quote(str(grid.folder))}"]
-    items = [element("li", element("code", command)) for command in commands if command]
+    commands = own or [*(grid.facts.get("asked") or ()), f"feddle report {shlex.quote(str(grid.folder))}"]
+    items = [element("li", element("code", str(command))) for command in commands]
     if own:
         return element("section", element("h2", "Run again"), element("ul", *items, class_="commands"))
     text = "Finished cells are not run again; stopped ones go on. The same cell and seed give the same number."

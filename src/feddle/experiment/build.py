@@ -83,7 +83,7 @@ class Parts:
 
     def cache(self, limit: float) -> ClientCache:
         """Room for the last update of every client."""
-        clients = len(self.federation.sizes)
+        clients = len(self.federation.sizes) or self.plan.clients.count  # on a network nobody is known beforehand
         return ClientCache(clients, self.layout.size, limit=int(limit * 1e6), folder=self.scratch, device=self.device)
 
 

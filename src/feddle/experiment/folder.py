@@ -266,8 +266,9 @@ def go_to_the_end(run: Course, config: Plan, folder: RunFolder, pace: Pace, list
 
     try:
         run.go(record)
+        folder.finish(run)
     except BaseException:
-        with suppress(FeddleError):  # what ended the run is to be told, not that the disk is still full
-            folder.keep(run)
+        if not folder.is_finished():  # a stop while the checkpoint is removed does not unfinish it
+            with suppress(FeddleError):  # what ended the run is to be told, not that the disk is still full
+                folder.keep(run)
         raise
-    folder.finish(run)

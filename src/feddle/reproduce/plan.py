@@ -60,7 +60,8 @@ def data_of(planned: Planned) -> list[tuple[str, str | None]]:
     if planned.config is None:
         return []
     data = planned.config.data
-    return [(data.name, data.folder), *([] if data.server.name is None else [(data.server.name, None)])]
+    guides = [] if data.server.name is None else [(data.server.name, data.server.folder)]
+    return [(data.name, data.folder), *guides]
 
 
 def get(name: str, folder: str | None, *, quiet: bool) -> None:
@@ -108,7 +109,9 @@ def data_hashes(config: Config) -> dict[str, str]:
     """The SHA-256 of each data set of a run: of its content, or of the files that its user brought."""
     data = config.data
     hashes = {data.name: _data_hash(data.name, data.folder)}
-    return hashes if data.server.name is None else {**hashes, data.server.name: _data_hash(data.server.name, None)}
+    if data.server.name is not None:
+        hashes[data.server.name] = _data_hash(data.server.name, data.server.folder)
+    return hashes
 
 
 @cache

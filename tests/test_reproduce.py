@@ -117,6 +117,16 @@ def test_a_cell_is_the_papers_setting() -> None:
     )
 
 
+def test_a_network_brings_its_image_size_and_is_left_out_where_it_is_missing() -> None:
+    cells = {cell.name: cell for cell in load_grid("results-cifar10").cells}
+    resnet = plan(cells["resnet18/cifar10/dir0.1/sigma20/fedbuff"]).config
+    assert resnet is not None
+    assert (resnet.model.name, resnet.data.name, resnet.data.image_size) == ("resnet18", "cifar-10", 224)
+    vit = plan(cells["vit-b16-lora/cifar10/center"])
+    assert vit.config is None
+    assert "the model vit-b16 cannot be fetched" in vit.reason
+
+
 def test_what_cannot_be_had_has_a_reason_and_what_is_missing_a_substitute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,11 +140,10 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     """Two config trees, the second over the first; another choice (`name`) brings none of the first one's options."""
     merged = dict(below)
     for key, value in above.items():
-        old = merged.get(key)
-        same = (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name")
-        )
-        merged[key] = _laid_over(old, value) if same and isinstance(old, dict) else value
+        old: Any = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        another = both and "name" in old and "name" in value and old["name"] != value["name"]
+        merged[key] = _laid_over(old, value) if both and not another else value
     return merged
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from feddle.core.errors import FeddleError
+from feddle.experiment import architectures
 from feddle.experiment.config import Config
 from feddle.experiment.load import parse_config
-from feddle.learning import datasets
+from feddle.learning import datasets, weights
+from feddle.learning.official import place_of
 from feddle.reproduce.grid import Cell
 
 _HOW = ("seed", "workers", "checkpoint")  # what a config says of how it is run, not of what
@@ -50,7 +52,7 @@ def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
         return Planned(cell, None, str(error).removeprefix("config: "))
     changed = tuple(text for text in overrides if not text.partition("=")[0].endswith(_PLACES))
     planned = Planned(cell, config, substitute=_substitute(cell, guide), changed=changed)
-    reasons = (missing(name, folder) for name, folder in data_of(planned))
+    reasons = [_missing_model(config.model), *(missing(name, folder) for name, folder in data_of(planned))]
     reason = next((reason for reason in reasons if reason), "")
     return Planned(cell, None, reason) if reason else planned
 
@@ -80,15 +82,25 @@ def missing(name: str, folder: str | None = None) -> str | None:
     """Why a data set cannot be had here, or None; files that users bring are looked for in the cache folder."""
     if any(entry.name == name for entry in datasets.catalogue()):
         return None
-    place = place_of(name, folder)
+    place = _place(name, folder)
     if place.is_dir():
         return None
     return f"the data set {name} is not here: it cannot be fetched, and there is no folder {place}"
 
 
-def place_of(name: str, folder: str | None = None) -> Path:
-    """Where files that users bring are looked for."""
-    return datasets.cache_folder() / name if folder is None else Path(folder)
+def _missing_model(model: architectures.AnyModel) -> str | None:
+    """Why a model cannot be had here, or None; weights that can be fetched count as here."""
+    match model:
+        case architectures.Transformers(path=path) if (
+            path not in weights.TRANSFORMERS and not Path(path).expanduser().is_dir()
+        ):
+            return f"the model {path} cannot be fetched, and there is no such folder; name one with -o model.path=DIR"
+        case _:
+            return None
+
+
+def _place(name: str, folder: str | None) -> Path:
+    return place_of(name, None if folder is None else Path(folder))
 
 
 def title(name: str) -> str:
@@ -119,7 +131,7 @@ def _data_hash(name: str, folder: str | None) -> str:
     for entry in datasets.catalogue():
         if entry.name == name:
             return entry.sha256  # every load checks the content against it
-    digest, place = hashlib.sha256(), place_of(name, folder)
+    digest, place = hashlib.sha256(), _place(name, folder)
     for path in sorted(path for path in place.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(place)} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:

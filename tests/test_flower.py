@@ -338,6 +338,13 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "long": ("too large", _delta(Array(np.ones(SIZE + 2000, np.float32)))),
     "doubles": ("no array of numbers", _delta(Array(np.ones(SIZE, np.float64)))),
     "a header that lies": ("no array of numbers", _delta(Array("float32", (SIZE,), "numpy.ndarray", _npy(HUGE, b"")))),
+    **{
+        f"a header like {header[:8]}": (
+            "no array of numbers",
+            _delta(Array("float32", (SIZE,), "numpy.ndarray", _npy(header, b""))),
+        )
+        for header in ("{[]: 1}", "{'a': (")  # numpy parses it as Python: TypeError, TokenError
+    },
     "objects": (
         "no array of numbers",
         _delta(Array("object", (1,), "numpy.ndarray", _npy(HUGE.replace("<f4", "|O"), b"\x80\x04N."))),

@@ -18,6 +18,7 @@ from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.experiment.config import Config
+from feddle.experiment.folder import RunFolder
 from feddle.experiment.load import parse_config
 from feddle.experiment.trackers import numbers, open_tracker
 from feddle.learning.datasets import catalogue
@@ -229,6 +230,17 @@ def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert display.begun == [half.label]
     lines = [(task.folder / "history.jsonl").read_text() for task in (whole, half)]
     assert lines[0] == lines[1]
+
+
+def test_a_cell_that_was_stopped_before_its_record_is_not_taken_for_another(tmp_path: Path) -> None:
+    cell = load_grid(CNN, quick=True).cells[0]
+    planned = plan(cell, ["data.name=digits", "data.image_size=28", "data.channels=1"])
+    assert planned.config is not None
+    other = planned.config.model_copy(update={"rounds": planned.config.rounds + 1})
+    RunFolder(tmp_path / "run").path.mkdir()
+    RunFolder(tmp_path / "run").begin(other)
+    task = Task(cell.name, 0, tmp_path / "run", planned.config)
+    assert "was begun with another config" in run_task(task, lambda _: None).reason
 
 
 def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path: Path) -> None:

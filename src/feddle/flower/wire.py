@@ -109,9 +109,12 @@ def _tensor(array: Array) -> Tensor:
     if array.stype != _NUMPY:
         raise ValueError(f"expected an array of numpy's, got {array.stype[:_LONGEST_TEXT]!r}")
     stream = BytesIO(array.data)
-    if np.lib.format.read_magic(stream) != (1, 0):
-        raise ValueError("expected .npy format 1.0")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    try:
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("expected .npy format 1.0")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    except Exception as error:  # numpy parses the header as Python: TypeError, TokenError, MemoryError and more
+        raise ValueError("unreadable header") from error
     if dtype != np.float32 or len(shape) != 1 or 4 * shape[0] != len(array.data) - stream.tell():
         raise ValueError(f"expected a whole vector of float32, got {dtype} of shape {shape}")
     return torch.tensor(np.frombuffer(array.data, np.float32, offset=stream.tell()))

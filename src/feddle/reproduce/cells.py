@@ -143,6 +143,8 @@ def differences(task: Task) -> Sequence[str]:
 
 def _require_same(task: Task, record: dict[str, Any]) -> None:
     other = [name for name in differences(task) if record[name] is not None]
+    if "config" not in other and config_hash(RunFolder(task.folder).config()) != config_hash(task.config):
+        other.insert(0, "config")  # stopped before its record was written
     if other:
         raise FeddleError(
             f"{task.folder} was begun with another {' and '.join(other)}; finish it with what it was begun with, "

@@ -17,7 +17,7 @@ from feddle.learning.official import place_of
 from feddle.reproduce.grid import Cell
 
 _HOW = ("seed", "workers", "checkpoint")  # what a config says of how it is run, not of what
-_PLACES = ("folder", "path", *_HOW)  # keys that do not make a cell another one
+_PLACES = ("folder", *_HOW)  # keys that do not make a cell another one
 _TITLES = {"imagenet": "ImageNet"}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -793,7 +794,12 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
         *options,
     ]
     first = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs are started without it
     )
     try:
         end = time.monotonic() + 300

@@ -11,8 +11,8 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 

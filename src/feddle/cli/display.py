@@ -1,24 +1,21 @@
 """Live progress on a terminal, plain lines elsewhere."""
 
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
-class RunDisplay:
-    """Shows a run's rounds as they happen, on stderr, so that what is printed can be piped."""
+class Display:
+    """Bars that live as long as the work, on stderr, so that what is printed can be piped."""
 
-    def __init__(self, rounds: int, *, quiet: bool = False) -> None:
-        self.rounds = rounds
+    def __init__(self, description: str, width: int, *, quiet: bool) -> None:
         self.console = Console(stderr=True, quiet=quiet)
         self.live = self.console.is_terminal and not quiet
-        self._label = ""
-        self._task: TaskID | None = None
         self._progress = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
+            TextColumn(description),
+            BarColumn(bar_width=width),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
@@ -26,7 +23,7 @@ class RunDisplay:
             disable=not self.live,
         )
 
-    def __enter__(self) -> "RunDisplay":
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
@@ -34,6 +31,16 @@ class RunDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+
+class RunDisplay(Display):
+    """Shows a run's rounds as they happen."""
+
+    def __init__(self, rounds: int, *, quiet: bool = False) -> None:
+        super().__init__("{task.description:<10}", 40, quiet=quiet)
+        self.rounds = rounds
+        self._label = ""
+        self._task: TaskID | None = None
 
     def begin(self, label: str, done: int = 0) -> None:
         """A run starts, or goes on after some rounds."""

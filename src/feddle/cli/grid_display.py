@@ -1,45 +1,25 @@
 """Live progress over a whole grid of runs; plain lines where there is no terminal."""
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 
+from feddle.cli.display import Display
 from feddle.report.summary import duration, percent
 
 if TYPE_CHECKING:
     from feddle.reproduce.cells import Ended, Task
 
 
-class GridDisplay:
+class GridDisplay(Display):
     """One bar for the grid, counted in rounds, and one for each run that is going on."""
 
     def __init__(self, runs: int, done: int, rounds: int, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet)
-        self.live = self.console.is_terminal and not quiet
+        super().__init__("{task.description}", 20, quiet=quiet)
         self.runs, self.done = runs, done
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=self.console,
-            disable=not self.live,
-        )
         self._whole = self._progress.add_task("all rounds", total=rounds, state=self._count())
         self._bars: dict[str, TaskID] = {}
         self._reached: dict[str, int] = {}
-
-    def __enter__(self) -> "GridDisplay":
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
 
     def begin(self, task: "Task") -> None:
         """A run starts, or goes on."""

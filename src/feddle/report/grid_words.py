@@ -11,6 +11,7 @@ from feddle.report.words import setting, shortlist
 ABOUT = {
     "center": "trains on the server’s own data alone; no client takes part. The line to beat",
     "fed+ft": "averages what is back in time, then fine-tunes on the server’s data",
+    "fed+ft-fedbuff": "collects late updates and adds their mean, then fine-tunes on the server’s data",
     "hfcl": "lets the server train as one more client",
     "feddf-id": "averages, then distils the clients’ predictions on the server’s data",
     "feddle-id": "searches the merging coefficients on the server’s data",

@@ -27,12 +27,13 @@ from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.search import LbfgsSearch, PaperSearch
 from feddle.experiment import methods
-from feddle.experiment.federation import build_federation
+from feddle.experiment.federation import PartitionedClients, build_federation
 from feddle.experiment.folder import run_config
 from feddle.experiment.load import load_config, parse_config
 from feddle.experiment.reference import reference
 from feddle.experiment.run import Run
 from feddle.learning import datasets
+from feddle.learning.examples import Images
 from feddle.learning.machine import require_bfloat16
 from feddle.learning.training import Recipe
 from feddle.runtimes.simulation import Delays
@@ -246,6 +247,23 @@ def test_every_method_runs_repeats_and_learns_something(tmp_path: Path, method: 
 def test_center_trains_no_client(tmp_path: Path) -> None:
     run = run_config(tiny(method="center"), tmp_path / "run", quiet=True)
     assert not any(line["arrivals"] or line["bytes_down"] for line in run.history)
+
+
+def test_images_are_resized_at_once_or_when_taken_with_the_same_bits() -> None:
+    kept, taken = (
+        build_federation(tiny(data={**TINY["data"], "image_size": 40, "cache_mb": room})) for room in (1024, 0)
+    )
+    assert isinstance(kept.clients, PartitionedClients)
+    assert isinstance(taken.clients, PartitionedClients)
+    assert isinstance(kept.clients.examples, Images)
+    assert isinstance(taken.clients.examples, Images)
+    assert kept.clients.examples.pixels.shape[-1] == 40
+    assert taken.clients.examples.pixels.shape[-1] == 8  # as the digits are stored: nothing large is in memory
+    for ours, theirs in ((kept.clients[3], taken.clients[3]), (kept.server, taken.server), (kept.test, taken.test)):
+        assert ours is not None
+        assert theirs is not None
+        index = torch.arange(len(ours)).flip(0)[:7]
+        assert all(map(torch.equal, ours.take(index), theirs.take(index)))
 
 
 @pytest.mark.slow

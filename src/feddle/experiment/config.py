@@ -128,7 +128,7 @@ class Data(Strict):
         ge=0,
         le=1_000_000,
         strict=True,
-        description="MiB of decoded image files to keep, for training, test and other server images each",
+        description="MiB of decoded or resized images to keep, for training, test and other server images each",
     )
     label_noise: Share = Field(0.0, description="share of the training labels replaced by another class")
     server: ServerData = ServerData()

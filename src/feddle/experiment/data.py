@@ -82,10 +82,16 @@ def build_partition(config: cfg.Config, train: Labelled) -> Partition:
 def build_examples(
     rows: Labelled, labels: Tensor, data: cfg.Data, name: str, *, lazily: bool = False
 ) -> Images | PictureExamples:
-    """Rows as examples of the size and channels that a config asks for; pixels are resized now, or `lazily`."""
-    images, size, channels = rows.images, data.image_size, data.channels
+    """Rows as examples of the size and channels that a config asks for.
+
+    Pixels are resized now if that fits in `data.cache_mb`, else (or `lazily`) when they are taken: the same bits.
+    """
+    images, size, channels, room = rows.images, data.image_size, data.channels, data.cache_mb << 20
     if not isinstance(images, Tensor):
-        return PictureExamples.of(images, labels, channels, size, data.cache_mb << 20)
+        return PictureExamples.of(images, labels, channels, size, room)
     if images.shape[1] not in (1, channels):
         raise FeddleError(f"data.channels is {channels}, but the images of {name} have 3; set it to 3")
-    return Images(images, labels, channels, size) if lazily else Images(resize(images, size), labels, channels)
+    fits = images.shape[0] * images.shape[1] * size * size <= room
+    if lazily or not fits:
+        return Images(images, labels, channels, size)
+    return Images(resize(images, size), labels, channels)

@@ -2,18 +2,21 @@
 
 Both do the same forward and backward passes; fine-tuning then takes an Adam step on every weight, the search projects
 the gradient on M anchors and takes an Adam step on M coefficients. Prints ratios of wall time, search over
-fine-tuning, from interleaved repeats in one process of one thread.
+fine-tuning, from interleaved repeats in one process of one thread; and what each part of a step of both takes, in per
+cent of a step of fine-tuning.
 """
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from feddle.core.layout import Layout
+from feddle.core.layout import Layout, Weights
 from feddle.core.packed import Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
 from feddle.core.search import PaperSearch, SearchSpace
@@ -38,15 +41,20 @@ def images(count: int, size: int) -> Images:
     return Images(pixels, torch.randint(0, 10, (count,), generator=generator), 3)
 
 
+def filled(rows: Rows, dimension: int) -> Rows:
+    """Small random anchors in all rows."""
+    generator = torch.Generator().manual_seed(1)
+    for row in range(len(rows)):
+        rows.put(row, torch.randn(dimension, generator=generator) * 1e-4)
+    return rows
+
+
 def contestants(
     model: nn.Module, data: Images, anchors: int, storage: str
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """One pass over the data by search, and one by fine-tuning."""
     layout = Layout.of(model)
-    rows = STORAGE[storage](anchors, layout.size)
-    generator = torch.Generator().manual_seed(1)
-    for row in range(anchors):
-        rows.put(row, torch.randn(layout.size, generator=generator) * 1e-4)
+    rows = filled(STORAGE[storage](anchors, layout.size), layout.size)
     space = SearchSpace(layout.read(model), rows, torch.ones(anchors))
     objective = TaskObjective(model, layout, data)
     search = PaperSearch(lr=1e-3, epochs=1, batch_size=32)
@@ -70,8 +78,41 @@ def ratios(model: nn.Module, data: Images, anchors: int, repeats: int, storage: 
     return [seconds(search) / seconds(tune) for _ in range(repeats)]
 
 
+def parts(model: nn.Module, data: Images, anchors: int, repeats: int, storage: str) -> dict[str, float]:
+    """The least time of each part of a step, as a share of the least step of fine-tuning."""
+    layout = Layout.of(model)
+    rows = filled(STORAGE[storage](anchors, layout.size), layout.size)
+    start, coefficients = layout.read(model), torch.zeros(anchors)
+    optimizer = Recipe(lr=1e-5).make_optimizer(model)
+    least: dict[str, float] = {}
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        least[name] = min(least.get(name, float("inf")), time.perf_counter() - began)
+
+    for index in torch.arange(len(data)).split(32) * repeats:
+        with timed("form the point"):
+            point = rows.combine(start.vector, coefficients)
+        with timed("set the weights"):
+            layout.write(model, Weights(point, start.buffers))
+        with timed("forward and backward"):
+            inputs, targets = data.take(index)
+            model.zero_grad(set_to_none=True)
+            F.cross_entropy(model(inputs), targets).backward()
+        with timed("gather the gradient"):
+            gradient = layout.read_grad(model)
+        with timed("project it"):
+            rows.project(gradient)
+        with timed("fine-tuning: Adam's step"):
+            optimizer.step()
+    step = least["forward and backward"] + least["fine-tuning: Adam's step"]
+    return {name: seconds / step for name, seconds in least.items()}
+
+
 def main() -> None:
-    """Print the ratios."""
+    """Print the ratios and the parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
@@ -83,6 +124,8 @@ def main() -> None:
                 print(
                     f"{name}, M = 20, {storage}: search / fine-tuning = {middle:.3f} (median; {low:.3f} to {high:.3f})"
                 )
+                shares = parts(model, images(count, size), 20, arguments.repeats, storage).items()
+                print("  of a step of fine-tuning: " + ", ".join(f"{part} {share:.1%}" for part, share in shares))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import yaml
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from feddle.cli.display import RunDisplay
 from feddle.cli.main import main
 from feddle.core.errors import FeddleError
 from feddle.experiment.checkpoint import MANIFEST, Checkpoint, Pace
@@ -592,6 +593,49 @@ def test_a_data_file_that_was_cut_short(tmp_path: Path, whole: Whole, monkeypatc
 
 def unavailable(*_: object) -> Path:
     raise Unusable("it is not there")
+
+
+# --- a comparison
+
+
+def test_a_comparison_that_was_stopped_is_finished_by_one_command(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, out = tmp_path / "config.yaml", tmp_path / "all"
+    config = small("fedbuff", checkpoint={"every": 3}, rounds=6)
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    asked = ("compare", str(file), "--methods", "fedavg,fedbuff,fedasync", "-q", "--out")
+    shown: list[tuple[str, int]] = []
+
+    def show(display: RunDisplay, line: Line) -> None:
+        shown.append((display._label, line["round"]))
+        if shown[-1] == ("fedbuff", 5) and shown.count(shown[-1]) == 1:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopping:
+        stopping.setattr(RunDisplay, "show", show)
+        complaint = f"feddle: interrupted; what was done is in {out}; to go on: feddle resume {out}\n"
+        assert command(*asked, str(out)) == (130, "", complaint)
+        assert not (out / "fedasync").exists()
+        assert not (out / "report.html").exists()
+        code, said, _ = command("resume", str(out), "-q")
+    assert code == 0
+    assert shown == [
+        *(("fedavg", i) for i in range(1, 7)),
+        *(("fedbuff", i) for i in range(1, 6)),
+        *(("fedbuff", i) for i in range(4, 7)),
+        *(("fedasync", i) for i in range(1, 7)),
+    ], "what was finished is not run again"
+    assert all(name in said for name in ("fedavg", "fedbuff", "fedasync"))
+    assert (out / "report.html").exists()
+    assert command(*asked, str(tmp_path / "whole"))[0] == 0
+    for name in ("fedavg", "fedbuff", "fedasync"):
+        assert kept(out / name) == kept(tmp_path / "whole" / name)
+    assert command(*asked, str(out))[0] == 2
+    (out / "compare.yaml").write_text("fedavg: 3")
+    code, _, complaint = command("resume", str(out))
+    assert (code, complaint.count("\n")) == (2, 1)
+    assert "compare.yaml has been changed" in complaint
 
 
 # --- when and what is written

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
@@ -83,7 +83,16 @@ def run(
     """Run the federation that CONFIG, a YAML file, describes."""
     checked, stem = _load(config, data, _with_seed(overrides, seed), quiet=quiet)
     out = out or _new_folder(f"{stem}-{checked.method.name}-seed{checked.seed}")
-    _run_all([checked], [out], quiet=quiet, track=track)
+    from feddle.experiment.folder import check_free, run_config
+    from feddle.experiment.trackers import tracking
+
+    check_free(out)
+    _fetch(checked, quiet=quiet)
+    with RunDisplay(checked.rounds, quiet=quiet) as display:
+        display.begin(checked.method.name)
+        with _telling_how_to_resume(out), tracking(track, out, checked, display.show) as listener:
+            run_config(checked, out, listener, quiet=quiet)
+    show_runs([out], out / "report.html")
 
 
 @app.command()
@@ -113,9 +122,12 @@ def compare(
     if not names:
         raise FeddleError("--methods names no method; `feddle methods` lists them")
     others = {n: _load(config, data, [*overrides, f"method={n}"], quiet=True)[0] for n in names if n != own.method.name}
-    configs = [others.get(name, own) for name in names]
+    configs = {name: others.get(name, own) for name in names}
     out = out or _new_folder(stem)
-    _run_all(configs, [out / name for name in names], quiet=quiet, page=out / "report.html")
+    from feddle.experiment.comparison import begin_comparison
+
+    begin_comparison(out, configs)
+    _compare_all(configs, out, quiet=quiet)
 
 
 def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, quiet: bool) -> tuple[cfg.Config, str]:
@@ -145,40 +157,32 @@ def _new_folder(name: str) -> Path:
     return next(root / n for n in names if not (root / n).exists())
 
 
-def _run_all(
-    configs: Sequence[cfg.Config],
-    folders: Sequence[Path],
-    *,
-    quiet: bool,
-    page: Path | None = None,
-    track: "Sequence[TrackerName]" = (),
-) -> None:
-    """Run configs one after the other, then show what came of them."""
-    from feddle.experiment.folder import check_free, run_config
-    from feddle.experiment.trackers import tracking
+def _compare_all(configs: Mapping[str, cfg.Config], out: Path, *, quiet: bool) -> None:
+    """Run what is not finished of a comparison, one after the other, then show all of it."""
+    from feddle.experiment.comparison import done_rounds, run_or_resume
 
-    for folder in folders:
-        check_free(folder)
-    _fetch(configs[0], quiet=quiet)
-    with RunDisplay(configs[0].rounds, quiet=quiet) as display:
-        for i, (config, folder) in enumerate(zip(configs, folders, strict=True)):
-            display.begin(config.method.name)
-            not_begun = [c.method.name for c in configs[i + 1 :]]
-            with (
-                _telling_how_to_resume(folder, not_begun=not_begun),
-                tracking(track, folder, config, display.show) as listener,
-            ):
-                run_config(config, folder, listener, quiet=quiet)
-    show_runs(folders, page or folders[0] / "report.html")
+    folders = [out / name for name in configs]
+    first = next(iter(configs.values()))  # all have the same data, model and rounds
+    _fetch(first, quiet=quiet)
+    with RunDisplay(first.rounds, quiet=quiet) as display:
+        for config, folder in zip(configs.values(), folders, strict=True):
+            display.begin(config.method.name, done_rounds(folder))
+            with _telling_how_to_resume(out, kept=out / "compare.yaml"):
+                run_or_resume(config, folder, display.show, quiet=quiet)
+    show_runs(folders, out / "report.html")
 
 
 @app.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @quiet_option
 def resume(folder: Path, quiet: bool) -> None:
-    """Go on with the run in DIR, which was stopped, from its last checkpoint."""
+    """Go on with what is in DIR and was stopped: a run, from its last checkpoint, or a comparison."""
+    from feddle.experiment.comparison import comparison, is_comparison
     from feddle.experiment.folder import RunFolder, resume_run
 
+    if is_comparison(folder):
+        _compare_all(comparison(folder), folder, quiet=quiet)
+        return
     held = RunFolder(folder)
     config = held.config()
     if held.is_finished():
@@ -204,16 +208,16 @@ def _fetch(config: cfg.Config, *, quiet: bool) -> None:
 
 
 @contextmanager
-def _telling_how_to_resume(folder: Path, *, not_begun: Sequence[str] = ()) -> Iterator[None]:
-    """Say how to go on after a stop that the run itself is not to blame for."""
-    remedy = f"feddle resume {folder}" + (f" (not begun: {', '.join(not_begun)})" if not_begun else "")
+def _telling_how_to_resume(folder: Path, kept: Path | None = None) -> Iterator[None]:
+    """Say how to go on after a stop that the run itself is not to blame for, once its config is `kept`."""
+    remedy, kept = f"feddle resume {folder}", kept or folder / "config.yaml"
     try:
         yield
     except KeyboardInterrupt:
-        kept = (folder / "config.yaml").exists()
-        _stop(f"interrupted; what was done is in {folder}; to go on: {remedy}" if kept else "interrupted", code=130)
+        done = f"; what was done is in {folder}; to go on: {remedy}" if kept.exists() else ""
+        _stop(f"interrupted{done}", code=130)
     except (StoppedError, OSError, MemoryError) as error:
-        if not (folder / "config.yaml").exists():
+        if not kept.exists():
             raise
         raise FeddleError(f"{_explain(error)}; to go on once that is mended: {remedy}") from error
 

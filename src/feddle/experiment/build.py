@@ -216,6 +216,8 @@ def _build_rows(storage: methods.AnyStorage, capacity: int, parts: Parts) -> Row
     except ImportError as error:
         raise FeddleError(f"method.storage: {storage.name} needs numba; pip install 'feddle[packed]'") from error
     match storage:
+        case methods.Bfloat16Storage():
+            return packed.Bfloat16Rows.empty(capacity, parts.layout.size)
         case methods.Int8Storage():
             return packed.Int8Rows.empty(capacity, parts.layout.size)
         case methods.SparseStorage(density=density):

@@ -8,14 +8,17 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -29,7 +32,7 @@ from torch.utils.data import TensorDataset
 
 from feddle.cli.federation_display import picture
 from feddle.cli.main import app
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, seed_for
@@ -310,6 +313,175 @@ def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else(monkeyp
     assert run.network.dropped == {"broken": 1}
     assert run.network.roster.nodes[12345].why == "broken: ValueError: object id does not fit its content"
     assert {job[0] for of in jobs(run) for job in of} == {0, 2}
+
+
+def internal_error() -> httpx.HTTPStatusError:
+    """What Flower's client raises at once, while it waits for a SuperLink that does not answer at all."""
+    request = httpx.Request("POST", "https://superlink")
+    return httpx.HTTPStatusError("500 Internal Server Error", request=request, response=httpx.Response(500))
+
+
+def failing(call: Callable[..., Any], time: Time, moments: range, error: Callable[[], Exception]) -> Callable[..., Any]:
+    """A call to the grid that fails for a while."""
+
+    def called(*arguments: Any) -> Any:
+        if int(time.now) in moments:
+            raise error()
+        return call(*arguments)
+
+    return called
+
+
+@pytest.mark.parametrize("error", [internal_error, lambda: httpx.ConnectError("TLS handshake"), ConnectionResetError])
+@pytest.mark.parametrize("name", ["get_node_ids", "pull_messages", "push_messages"])
+def test_errors_of_the_superlink_are_borne(
+    name: str, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ready(rounds=6)
+    grid = grid_of(run)
+    monkeypatch.setattr(grid, name, failing(getattr(grid, name), grid.time, range(4, 14), error))
+    run.go()
+    assert run.result["finished"]
+    assert {job[0] for of in jobs(run) for job in of} == {0, 1, 2}, "nobody is left out"
+    assert set(run.network.dropped) == ({"not sent"} if name == "push_messages" else set())
+    assert torch.equal(replayed(run), run.server.model.vector)
+    if name == "push_messages":
+        assert grid.time.now > 30, "a node that could not be reached cools down"
+
+
+def test_a_superlink_that_goes_on_to_fail_ends_the_run_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ready()
+    grid = grid_of(run)
+    monkeypatch.setattr(grid, "get_node_ids", failing(grid.get_node_ids, grid.time, range(3, 10**6), internal_error))
+    with pytest.raises(
+        StoppedError, match=r"^the SuperLink .* errors for 600 s, last with HTTPStatusError: 500.*again"
+    ):
+        run.go()
+    assert 600 <= grid.time.now < 610
+
+
+class StoppedRunError(BaseException):
+    """Like Flower's, when an operator has stopped the run."""
+
+
+def test_a_run_that_was_stopped_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ready()
+    grid = grid_of(run)
+    monkeypatch.setattr(grid, "pull_messages", failing(grid.pull_messages, grid.time, range(3, 99), StoppedRunError))  # type: ignore[arg-type]
+    with pytest.raises(StoppedRunError):
+        run.go()
+
+
+def test_a_reply_that_comes_slowly_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, uploaded, pulls = ready(rounds=9), Event(), Counter[str]()
+    grid = grid_of(run)
+    pull = grid.pull_messages
+
+    def pulled(ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(pull(ids))
+        if any(reply.metadata.src_node_id == 12345 for reply in replies):
+            pulls.update(ids)
+            assert uploaded.wait(60)
+        return replies
+
+    def release(line: dict[str, Any]) -> None:
+        if line["round"] == 5:
+            uploaded.set()
+            while not all(pull.done() for pull in run.network._pulls._slow.values()):
+                time.sleep(0.01)
+
+    monkeypatch.setattr(grid, "pull_messages", pulled)
+    run.network._pulls.patience = 0.05
+    run.go(release)
+    first = [1 in {job[0] for job in of} for of in jobs(run)].index(True)
+    assert first == 5, "the others' updates were merged meanwhile, and its own at the next look"
+    assert run.history[first]["staleness"][0] == 5
+    assert set(pulls.values()) == {1}, "each is fetched once"
+
+
+def nothing(message: Message) -> Message:
+    return spoilt(message, _delta(Array(np.zeros(SIZE, np.float32))))
+
+
+def test_updates_that_say_nothing_do_not_make_a_merge() -> None:
+    def answer(message: Message) -> Answers:
+        return [(1.0, nothing(message))] if message.metadata.dst_node_id == 7 else honest(message)
+
+    run = federate(answer, rounds=3)
+    assert [line["arrivals"] for line in run.history] == [2, 2, 2], "two others each time"
+    assert run.result["zero_updates"] == 3
+    run = federate(lambda m: [(1.0, nothing(m))], rounds=3)
+    assert [line["arrivals"] for line in run.history] == [0, 0, 0], "but nobody waits for ever"
+
+
+def test_updates_that_the_method_throws_away_do_not_make_a_merge() -> None:
+    run = federate(rounds=6, method={"name": "fedavg", "late": "discard"})
+    in_time = [line["staleness"].count(0) for line in run.history]
+    assert any(any(line["staleness"]) for line in run.history)
+    assert in_time == [2] * 6
+
+
+def test_a_node_gets_no_second_job_while_its_first_may_still_be_running() -> None:
+    def times(answer: Callable[[Message], Answers], nodes: Callable[[float], Sequence[int]]) -> list[float]:
+        run = federate(answer, nodes=nodes, rounds=170, method="fedasync")
+        return [when for when, node in grid_of(run).sent if node == 12345]
+
+    def after(seconds: float) -> Callable[[Message], Answers]:
+        return lambda m: honest(m) if m.metadata.dst_node_id == 7 else [(seconds, trained(m))]
+
+    always = lambda _: (7, 12345)  # noqa: E731
+    assert times(after(500), always)[1] == pytest.approx(500, abs=5), "it has reported back"
+    assert times(after(1e6), always)[1] == pytest.approx(600, abs=5), "the message itself is forgotten"
+    away = lambda now: (7,) if 100 < now < 150 else (7, 12345)  # noqa: E731
+    assert times(after(1e6), away)[1] == pytest.approx(330, abs=5), "it was gone: it has cooled down, that is all"
+
+
+def test_whose_reply_it_is_the_reply_cannot_say() -> None:
+    """12345 names another's message in its replies, and ends another's job in its own name."""
+    others: list[str] = []
+
+    def answer(message: Message) -> Answers:
+        if message.metadata.dst_node_id != 12345:
+            others.append(message.metadata.message_id)
+            forged = failed(message)
+            forged.metadata.__dict__["_src_node_id"] = 12345
+            return [(1.0, forged), *honest(message)]
+        return honest(message)
+
+    run, plain = federate(answer), federate(honest)
+    assert set(run.network.dropped) == {"from another node"}
+    assert len(others) > 5
+    assert jobs(run) == jobs(plain)
+
+    run = ready()
+    run.network._look()
+    mine, another = (i for i, sent in run.network._under_way.items() if sent.node.id in (12345, 7))
+    order = order_message(Order(Job(1, 0, 0), run.server.model, run.server.digest, Recipe(), 0), 12345, ttl=10)
+    order.metadata.__dict__["_message_id"] = another
+    run.network._take(mine, failed(order))
+    assert another in run.network._under_way
+    assert mine not in run.network._under_way
+
+
+def test_what_the_superlink_says_in_a_nodes_stead_ends_its_job() -> None:
+    def answer(message: Message) -> Answers:
+        lost = failed(message, "Node Unavailable")
+        lost.metadata.__dict__["_src_node_id"] = 1
+        return [(1.0, lost)] if message.metadata.dst_node_id == 12345 else honest(message)
+
+    run = federate(answer, rounds=3)
+    assert run.network.roster.nodes[12345].why == "error: Node Unavailable"
+
+
+def test_nodes_that_are_turned_away_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("feddle.flower.network.log", lambda _, text, *values: told.append(text % values))
+    run = federate(honest, nodes=lambda now: NODES if now < 20 else NODES[:1], clients={"count": 2, "per_round": 1})
+    assert run.status["turned_away"] == 1
+    away = [line for line in told if "too many nodes" in line]
+    assert away == [
+        f"too many nodes: {max(NODES)} get no job, since clients.count is 2 (0 of them are gone); raise it in a new run"
+    ]
 
 
 def spoilt(message: Message, change: Callable[[dict[str, Any]], None]) -> Message:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,13 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from click.exceptions import Abort
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -30,13 +39,14 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from feddle.cli.federation_display import picture
+from feddle.cli.federation_display import FederationDisplay, picture
 from feddle.cli.main import app
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, seed_for
 from feddle.experiment.build import Parts
+from feddle.experiment.durable import write_whole
 from feddle.experiment.folder import RunFolder
 from feddle.experiment.run import build_server
 from feddle.flower.app_folder import APP
@@ -630,6 +640,60 @@ def test_a_server_that_was_killed_goes_on_with_its_version_and_its_atlas(tmp_pat
         run_in_folder(ready(rounds=7), again.plan, tmp_path / "run")  # type: ignore[arg-type]
 
 
+def killed(where: str, monkeypatch: pytest.MonkeyPatch, run: Path, **changes: Any) -> None:
+    """A run whose process ends as it calls a function."""
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KilledError
+
+    federation = ready(**changes)
+    with monkeypatch.context() as patches:
+        patches.setattr(where, kill)
+        with pytest.raises(KilledError):
+            run_in_folder(federation, federation.plan, run)  # type: ignore[arg-type]
+
+
+def test_a_server_that_was_killed_before_its_report_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out in (tmp_path / "by the server", tmp_path / "by up"):
+        killed("feddle.flower.run.write_page", monkeypatch, out)
+        assert RunFolder(out).is_finished()
+        assert not is_finished(out)
+    again = ready()
+    run_in_folder(again, again.plan, tmp_path / "by the server")  # type: ignore[arg-type]
+    assert is_finished(tmp_path / "by the server")
+    assert not grid_of(again).sent, "nothing is trained again"
+    model = net()
+    model.load_state_dict(load_file(tmp_path / "by the server" / "model.safetensors"))
+    assert torch.equal(Layout.of(model).read(model).vector, again.server.model.vector)
+    app(["federation", "up", "--out", str(tmp_path / "by up")], standalone_mode=False)
+    assert is_finished(tmp_path / "by up")
+    assert "Report: " in capsys.readouterr().out
+    (tmp_path / "by up" / "report.html").unlink()
+    (tmp_path / "by up" / "config.yaml").write_text("rounds: 6\n")  # a simulation
+    with pytest.raises(FeddleError, match="is finished"):
+        run_in_folder(ready(), again.plan, tmp_path / "by up")  # type: ignore[arg-type]
+
+
+def test_a_server_that_was_killed_before_its_last_merge_was_kept_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed("feddle.experiment.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
+    again = ready(rounds=3)
+    run_in_folder(again, again.plan, tmp_path / "run")  # type: ignore[arg-type]
+    assert [line["version"] for line in lines_of(tmp_path / "run")] == [1, 2, 3]
+    assert is_finished(tmp_path / "run")
+
+
+def test_settings_hold_that_are_given_before_the_first_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed("feddle.flower.run.go_to_the_end", monkeypatch, tmp_path / "run", rounds=3)
+    again = ready(rounds=2)
+    run_in_folder(again, again.plan, tmp_path / "run")  # type: ignore[arg-type]
+    assert "rounds: 2\n" in (tmp_path / "run" / "config.yaml").read_text()
+    assert len(lines_of(tmp_path / "run")) == 2
+
+
 def replayed(run: FederationRun) -> torch.Tensor:
     federation = at_server()
     layout = Layout.of(federation.model)
@@ -704,6 +768,47 @@ def test_keys_are_private_and_kept(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in made}
 
 
+@pytest.mark.parametrize("moment", range(7))
+def test_keys_are_whole_whenever_their_making_was_stopped(
+    tmp_path: Path, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates, written = Certificates(tmp_path), iter(range(99))
+
+    def stop(descriptor: int) -> None:
+        if next(written) == moment:
+            os.truncate(descriptor, 3)
+            raise KilledError
+
+    with monkeypatch.context() as patches:
+        patches.setattr("feddle.flower.certificates.os.fsync", stop)
+        with pytest.raises(KilledError):
+            certificates.make(["localhost"], 1)
+    assert not any(path.stat().st_size == 3 for path in tmp_path.glob("[a-z]*"))
+    certificates.make(["localhost"], 1)
+    authority, server = (x509.load_pem_x509_certificate(f.read_bytes()) for f in (certificates.ca, certificates.server))
+    server.verify_directly_issued_by(authority)
+    for certificate, key in ((authority, certificates.ca_key), (server, certificates.server_key)):
+        assert load_pem_private_key(key.read_bytes(), None).public_key() == certificate.public_key()
+    public = load_ssh_public_key(certificates.node_public(1).read_bytes())
+    assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
+    private = [certificates.ca_key, certificates.server_key, certificates.node_key(1), certificates.secret]
+    assert {oct(path.stat().st_mode)[-3:] for path in private} == {"600"}
+
+
+def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) -> None:
+    command = ["federation", "certificates", str(tmp_path), "--nodes", "0", "--host"]
+    app([*command, "one.example.org"], standalone_mode=False)
+    app([*command, "one.example.org"], standalone_mode=False)
+    with pytest.raises(FeddleError, match=r"is for one\.example\.org, not for 10\.0\.0\.1; .* remove it and give all"):
+        app([*command, "10.0.0.1"], standalone_mode=False)
+    (tmp_path / "server.crt").write_text("")
+    with pytest.raises(FeddleError, match=r"server\.crt is no certificate; remove it"):
+        app([*command, "10.0.0.1"], standalone_mode=False)
+    (tmp_path / "server.crt").unlink()
+    app([*command, "10.0.0.1"], standalone_mode=False)
+    app([*command, "10.0.0.1"], standalone_mode=False)
+
+
 def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(message: Message) -> Answers:
         return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
@@ -721,6 +826,76 @@ def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "feddle: version 3/3, accuracy" in text
     assert "error: out of memory" in text
     assert "came to nothing: error (" in text
+
+
+def test_an_operator_is_told_that_a_server_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed("feddle.flower.run.FederationRun._line", monkeypatch, tmp_path)
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert abs(status["at"] - time.time()) < 60
+    with FederationDisplay(tmp_path) as display:
+        display.refresh()
+        assert capsys.readouterr().err == ""
+        (tmp_path / "status.json").write_text(json.dumps({**status, "at": time.time() - 100}))
+        display.refresh()
+        display.refresh()
+        told = capsys.readouterr().err
+        assert f"no word for 100 s from the ServerApp (process {os.getpid()})" in told
+        assert told.count("no word") == 1
+    with FederationDisplay(tmp_path, since=time.time()) as display:
+        display.refresh()
+        assert capsys.readouterr().err == "", "another process is being started"
+    with (console := Console(width=200)).capture() as captured:
+        console.print(picture(status, "no word for 100 s"))
+    assert "no word for 100 s" in captured.get()
+
+
+class ShortFederation:
+    """Stands in for the processes; the ServerApp ends as it begins, or the user stops it."""
+
+    stop: type[BaseException] | None = None
+
+    def __init__(self, folder: Path, *_: Any, **__: Any) -> None:
+        self.address, self.logs = "127.0.0.1:1", folder
+
+    def __enter__(self) -> "ShortFederation":
+        if self.stop is not None:
+            raise self.stop
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def start_run(self, _: Any) -> int:
+        return 1
+
+    def keep_up(self) -> None: ...
+
+    def run_status(self, _: int) -> str:
+        return "finished:failed"
+
+    def run_log(self, _: int) -> str:
+        return "feddle.core.errors.StoppedError: the disk is full"
+
+
+def test_what_goes_on_with_a_run_is_told_with_all_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = shutil.copytree(APP, tmp_path / "my app", ignore=shutil.ignore_patterns("__pycache__"))
+    out, previous = tmp_path / "run", signal.getsignal(signal.SIGTERM)
+    options = ["--nodes", "2", "--out", str(out), "--app", str(own), "-o", "rounds=3", "-o", "method.name=fedbuff"]
+    again = shlex.join(["feddle", "federation", "up", *options])
+    monkeypatch.setattr("feddle.flower.local.LocalFederation", ShortFederation)
+    monkeypatch.setattr("feddle.cli.federation._ASK_EVERY", 0.0)
+    try:
+        with pytest.raises(StoppedError, match=re.escape(f"the disk is full; to go on once that is mended: {again}")):
+            app(["federation", "up", *options], standalone_mode=False)
+        monkeypatch.setattr(ShortFederation, "stop", KeyboardInterrupt)
+        with pytest.raises((KeyboardInterrupt, Abort)):
+            app(["federation", "up", *options], standalone_mode=False)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert f"to go on: {again}\n" in capsys.readouterr().err
 
 
 def test_an_app_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -842,6 +1017,36 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
     why = next(node["why"] for node in nodes if node["failed"])
     assert "this client's model is not the server's" in why
     assert "run the same app with the same model on both" in why
+
+
+@linux
+def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second node is registered when the stop comes, but its id is not yet kept."""
+    federation, kept = LocalFederation(tmp_path, 3), tmp_path / "nodes.json"
+
+    def stop(path: Path, content: bytes, **options: Any) -> None:
+        if len(json.loads(content)) == 2:
+            raise KeyboardInterrupt
+        write_whole(path, content, **options)
+
+    try:
+        federation.logs.mkdir()
+        federation.certificates.make(["127.0.0.1"], 3)
+        federation.start_superlink()
+        with monkeypatch.context() as patches:
+            patches.setattr("feddle.flower.local.write_whole", stop)
+            with pytest.raises(KeyboardInterrupt):
+                federation._register()
+        first = json.loads(kept.read_text())
+        assert list(first) == ["1"]
+        federation.node_ids = {}
+        federation._register()
+    finally:
+        federation.close()
+        assert not still_running(federation.groups)
+    known = json.loads(kept.read_text())
+    assert known["1"] == first["1"]
+    assert len(set(known.values())) == 3
 
 
 # what a real federation with TLS and authentication goes through; a loaded machine may take several times as long

@@ -100,7 +100,7 @@ def test_the_image_copies_what_there_is() -> None:
 @pytest.mark.parametrize("where", ["docs/flower.md", "deploy/compose.yaml"])
 def test_files_that_are_mentioned_are_shipped(where: str) -> None:
     text = (ROOT / where).read_text()
-    named = set(re.findall(r"[\w-]+\.(?:conf|service)|compose\.yaml|Dockerfile", text))
+    named = set(re.findall(r"[\w-]+\.(?:conf|service)\b|compose\.yaml|Dockerfile", text))
     assert named
     assert named <= {path.name for path in DEPLOY.rglob("*")}
 

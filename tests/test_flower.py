@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
-from threading import Event
-from typing import Any
+from threading import Event, Thread
+from typing import Any, ClassVar
 
 import httpx
 import numpy as np
@@ -32,8 +33,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_public_key,
 )
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import GetNodesResponse
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
@@ -368,6 +372,38 @@ def test_a_superlink_that_goes_on_to_fail_ends_the_run_in_one_line(monkeypatch: 
     ):
         run.go()
     assert 600 <= grid.time.now < 610
+
+
+class FailingLink(BaseHTTPRequestHandler):
+    """A SuperLink that answers with an internal error, and later with a node."""
+
+    statuses: ClassVar[list[int]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        status = self.statuses.pop(0)
+        body = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString() if status == 200 else b""
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_flowers_own_client_is_borne_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ready()
+    monkeypatch.setattr(FailingLink, "statuses", [500, 500, 200])
+    monkeypatch.setattr(run.network, "_send", lambda: None)
+    with HTTPServer(("127.0.0.1", 0), FailingLink) as link:
+        Thread(target=link.serve_forever, daemon=True).start()
+        grid = HttpGrid(f"127.0.0.1:{link.server_port}", insecure=True, token="of a test")  # noqa: S106
+        run.network.grid = grid
+        for known in ([], [], [7]):
+            run.network._look()
+            assert list(run.network.roster.nodes) == known
+        grid._disconnect()
+        link.shutdown()
 
 
 class StoppedRunError(BaseException):
@@ -793,6 +829,24 @@ def test_keys_are_whole_whenever_their_making_was_stopped(
     assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
     private = [certificates.ca_key, certificates.server_key, certificates.node_key(1), certificates.secret]
     assert {oct(path.stat().st_mode)[-3:] for path in private} == {"600"}
+
+
+def test_a_key_that_is_replaced_leaves_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = Certificates(tmp_path)
+    certificates.make(["localhost"], 1)
+    written = iter([None, KilledError])
+
+    def stop(_: int) -> None:
+        if next(written) is not None:
+            raise KilledError
+
+    with monkeypatch.context() as patches:
+        patches.setattr("feddle.flower.certificates.os.fsync", stop)
+        with pytest.raises(KilledError):
+            certificates.remake_node(1)
+    certificates.make(["localhost"], 1)
+    public = load_ssh_public_key(certificates.node_public(1).read_bytes())
+    assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
 
 
 def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ class Certificates:
 
     def remake_node(self, number: int) -> None:
         """Make a key pair for a node, in place of the one that it may have."""
+        self.node_key(number).unlink(missing_ok=True)  # first: a stop in between leaves no half of each
         key = ec.generate_private_key(ec.SECP384R1())
         private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)

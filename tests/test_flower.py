@@ -2,38 +2,55 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, ClassVar
 
+import httpx
 import numpy as np
 import pytest
 import torch
+from click.exceptions import Abort
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import (
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.proto.runtime_pb2 import GetNodesResponse
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from feddle.cli.federation_display import picture
+from feddle.cli.federation_display import FederationDisplay, picture
 from feddle.cli.main import app
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, seed_for
 from feddle.experiment.build import Parts
+from feddle.experiment.durable import write_whole
 from feddle.experiment.folder import RunFolder
 from feddle.experiment.run import build_server
 from feddle.flower.app_folder import APP
@@ -312,6 +329,207 @@ def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else(monkeyp
     assert {job[0] for of in jobs(run) for job in of} == {0, 2}
 
 
+def internal_error() -> httpx.HTTPStatusError:
+    """What Flower's client raises at once, while it waits for a SuperLink that does not answer at all."""
+    request = httpx.Request("POST", "https://superlink")
+    return httpx.HTTPStatusError("500 Internal Server Error", request=request, response=httpx.Response(500))
+
+
+def failing(call: Callable[..., Any], time: Time, moments: range, error: Callable[[], Exception]) -> Callable[..., Any]:
+    """A call to the grid that fails for a while."""
+
+    def called(*arguments: Any) -> Any:
+        if int(time.now) in moments:
+            raise error()
+        return call(*arguments)
+
+    return called
+
+
+@pytest.mark.parametrize("error", [internal_error, lambda: httpx.ConnectError("TLS handshake"), ConnectionResetError])
+@pytest.mark.parametrize("name", ["get_node_ids", "pull_messages", "push_messages"])
+def test_errors_of_the_superlink_are_borne(
+    name: str, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ready(rounds=6)
+    grid = grid_of(run)
+    monkeypatch.setattr(grid, name, failing(getattr(grid, name), grid.time, range(4, 14), error))
+    run.go()
+    assert run.result["finished"]
+    assert {job[0] for of in jobs(run) for job in of} == {0, 1, 2}, "nobody is left out"
+    assert set(run.network.dropped) == ({"not sent"} if name == "push_messages" else set())
+    assert torch.equal(replayed(run), run.server.model.vector)
+    if name == "push_messages":
+        assert grid.time.now > 30, "a node that could not be reached cools down"
+
+
+def test_a_superlink_that_goes_on_to_fail_ends_the_run_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ready()
+    grid = grid_of(run)
+    monkeypatch.setattr(grid, "get_node_ids", failing(grid.get_node_ids, grid.time, range(3, 10**6), internal_error))
+    with pytest.raises(
+        StoppedError, match=r"^the SuperLink .* errors for 600 s, last with HTTPStatusError: 500.*again"
+    ):
+        run.go()
+    assert 600 <= grid.time.now < 610
+
+
+class FailingLink(BaseHTTPRequestHandler):
+    """A SuperLink that answers with an internal error, and later with a node."""
+
+    statuses: ClassVar[list[int]] = []
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        status = self.statuses.pop(0)
+        body = GetNodesResponse(nodes=[NodeInfo(node_id=7)]).SerializeToString() if status == 200 else b""
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_flowers_own_client_is_borne_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ready()
+    monkeypatch.setattr(FailingLink, "statuses", [500, 500, 200])
+    monkeypatch.setattr(run.network, "_send", lambda: None)
+    with HTTPServer(("127.0.0.1", 0), FailingLink) as link:
+        Thread(target=link.serve_forever, daemon=True).start()
+        grid = HttpGrid(f"127.0.0.1:{link.server_port}", insecure=True, token="of a test")  # noqa: S106
+        run.network.grid = grid
+        for known in ([], [], [7]):
+            run.network._look()
+            assert list(run.network.roster.nodes) == known
+        grid._disconnect()
+        link.shutdown()
+
+
+class StoppedRunError(BaseException):
+    """Like Flower's, when an operator has stopped the run."""
+
+
+def test_a_run_that_was_stopped_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ready()
+    grid = grid_of(run)
+    monkeypatch.setattr(grid, "pull_messages", failing(grid.pull_messages, grid.time, range(3, 99), StoppedRunError))  # type: ignore[arg-type]
+    with pytest.raises(StoppedRunError):
+        run.go()
+
+
+def test_a_reply_that_comes_slowly_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, uploaded, pulls = ready(rounds=9), Event(), Counter[str]()
+    grid = grid_of(run)
+    pull = grid.pull_messages
+
+    def pulled(ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(pull(ids))
+        if any(reply.metadata.src_node_id == 12345 for reply in replies):
+            pulls.update(ids)
+            assert uploaded.wait(60)
+        return replies
+
+    def release(line: dict[str, Any]) -> None:
+        if line["round"] == 5:
+            uploaded.set()
+            while not all(pull.done() for pull in run.network._pulls._slow.values()):
+                time.sleep(0.01)
+
+    monkeypatch.setattr(grid, "pull_messages", pulled)
+    run.network._pulls.patience = 0.05
+    run.go(release)
+    first = [1 in {job[0] for job in of} for of in jobs(run)].index(True)
+    assert first == 5, "the others' updates were merged meanwhile, and its own at the next look"
+    assert run.history[first]["staleness"][0] == 5
+    assert set(pulls.values()) == {1}, "each is fetched once"
+
+
+def nothing(message: Message) -> Message:
+    return spoilt(message, _delta(Array(np.zeros(SIZE, np.float32))))
+
+
+def test_updates_that_say_nothing_do_not_make_a_merge() -> None:
+    def answer(message: Message) -> Answers:
+        return [(1.0, nothing(message))] if message.metadata.dst_node_id == 7 else honest(message)
+
+    run = federate(answer, rounds=3)
+    assert [line["arrivals"] for line in run.history] == [2, 2, 2], "two others each time"
+    assert run.result["zero_updates"] == 3
+    run = federate(lambda m: [(1.0, nothing(m))], rounds=3)
+    assert [line["arrivals"] for line in run.history] == [0, 0, 0], "but nobody waits for ever"
+
+
+def test_updates_that_the_method_throws_away_do_not_make_a_merge() -> None:
+    run = federate(rounds=6, method={"name": "fedavg", "late": "discard"})
+    in_time = [line["staleness"].count(0) for line in run.history]
+    assert any(any(line["staleness"]) for line in run.history)
+    assert in_time == [2] * 6
+
+
+def test_a_node_gets_no_second_job_while_its_first_may_still_be_running() -> None:
+    def times(answer: Callable[[Message], Answers], nodes: Callable[[float], Sequence[int]]) -> list[float]:
+        run = federate(answer, nodes=nodes, rounds=170, method="fedasync")
+        return [when for when, node in grid_of(run).sent if node == 12345]
+
+    def after(seconds: float) -> Callable[[Message], Answers]:
+        return lambda m: honest(m) if m.metadata.dst_node_id == 7 else [(seconds, trained(m))]
+
+    always = lambda _: (7, 12345)  # noqa: E731
+    assert times(after(500), always)[1] == pytest.approx(500, abs=5), "it has reported back"
+    assert times(after(1e6), always)[1] == pytest.approx(600, abs=5), "the message itself is forgotten"
+    away = lambda now: (7,) if 100 < now < 150 else (7, 12345)  # noqa: E731
+    assert times(after(1e6), away)[1] == pytest.approx(330, abs=5), "it was gone: it has cooled down, that is all"
+
+
+def test_whose_reply_it_is_the_reply_cannot_say() -> None:
+    """12345 names another's message in its replies, and ends another's job in its own name."""
+    others: list[str] = []
+
+    def answer(message: Message) -> Answers:
+        if message.metadata.dst_node_id != 12345:
+            others.append(message.metadata.message_id)
+            forged = failed(message)
+            forged.metadata.__dict__["_src_node_id"] = 12345
+            return [(1.0, forged), *honest(message)]
+        return honest(message)
+
+    run, plain = federate(answer), federate(honest)
+    assert set(run.network.dropped) == {"from another node"}
+    assert len(others) > 5
+    assert jobs(run) == jobs(plain)
+
+    run = ready()
+    run.network._look()
+    mine, another = (i for i, sent in run.network._under_way.items() if sent.node.id in (12345, 7))
+    order = order_message(Order(Job(1, 0, 0), run.server.model, run.server.digest, Recipe(), 0), 12345, ttl=10)
+    order.metadata.__dict__["_message_id"] = another
+    run.network._take(mine, failed(order))
+    assert another in run.network._under_way
+    assert mine not in run.network._under_way
+
+
+def test_what_the_superlink_says_in_a_nodes_stead_ends_its_job() -> None:
+    def answer(message: Message) -> Answers:
+        lost = failed(message, "Node Unavailable")
+        lost.metadata.__dict__["_src_node_id"] = 1
+        return [(1.0, lost)] if message.metadata.dst_node_id == 12345 else honest(message)
+
+    run = federate(answer, rounds=3)
+    assert run.network.roster.nodes[12345].why == "error: Node Unavailable"
+
+
+def test_nodes_that_are_turned_away_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("feddle.flower.network.log", lambda _, text, *values: told.append(text % values))
+    run = federate(honest, nodes=lambda now: NODES if now < 20 else NODES[:1], clients={"count": 2, "per_round": 1})
+    assert run.status["turned_away"] == 1
+    away = [line for line in told if "too many nodes" in line]
+    assert away == [
+        f"too many nodes: {max(NODES)} get no job, since clients.count is 2 (0 of them are gone); raise it in a new run"
+    ]
+
+
 def spoilt(message: Message, change: Callable[[dict[str, Any]], None]) -> Message:
     reply = trained(message)
     content = {name: reply.content[name] for name in reply.content}
@@ -458,6 +676,60 @@ def test_a_server_that_was_killed_goes_on_with_its_version_and_its_atlas(tmp_pat
         run_in_folder(ready(rounds=7), again.plan, tmp_path / "run")  # type: ignore[arg-type]
 
 
+def killed(where: str, monkeypatch: pytest.MonkeyPatch, run: Path, **changes: Any) -> None:
+    """A run whose process ends as it calls a function."""
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KilledError
+
+    federation = ready(**changes)
+    with monkeypatch.context() as patches:
+        patches.setattr(where, kill)
+        with pytest.raises(KilledError):
+            run_in_folder(federation, federation.plan, run)  # type: ignore[arg-type]
+
+
+def test_a_server_that_was_killed_before_its_report_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out in (tmp_path / "by the server", tmp_path / "by up"):
+        killed("feddle.flower.run.write_page", monkeypatch, out)
+        assert RunFolder(out).is_finished()
+        assert not is_finished(out)
+    again = ready()
+    run_in_folder(again, again.plan, tmp_path / "by the server")  # type: ignore[arg-type]
+    assert is_finished(tmp_path / "by the server")
+    assert not grid_of(again).sent, "nothing is trained again"
+    model = net()
+    model.load_state_dict(load_file(tmp_path / "by the server" / "model.safetensors"))
+    assert torch.equal(Layout.of(model).read(model).vector, again.server.model.vector)
+    app(["federation", "up", "--out", str(tmp_path / "by up")], standalone_mode=False)
+    assert is_finished(tmp_path / "by up")
+    assert "Report: " in capsys.readouterr().out
+    (tmp_path / "by up" / "report.html").unlink()
+    (tmp_path / "by up" / "config.yaml").write_text("rounds: 6\n")  # a simulation
+    with pytest.raises(FeddleError, match="is finished"):
+        run_in_folder(ready(), again.plan, tmp_path / "by up")  # type: ignore[arg-type]
+
+
+def test_a_server_that_was_killed_before_its_last_merge_was_kept_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed("feddle.experiment.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
+    again = ready(rounds=3)
+    run_in_folder(again, again.plan, tmp_path / "run")  # type: ignore[arg-type]
+    assert [line["version"] for line in lines_of(tmp_path / "run")] == [1, 2, 3]
+    assert is_finished(tmp_path / "run")
+
+
+def test_settings_hold_that_are_given_before_the_first_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed("feddle.flower.run.go_to_the_end", monkeypatch, tmp_path / "run", rounds=3)
+    again = ready(rounds=2)
+    run_in_folder(again, again.plan, tmp_path / "run")  # type: ignore[arg-type]
+    assert "rounds: 2\n" in (tmp_path / "run" / "config.yaml").read_text()
+    assert len(lines_of(tmp_path / "run")) == 2
+
+
 def replayed(run: FederationRun) -> torch.Tensor:
     federation = at_server()
     layout = Layout.of(federation.model)
@@ -532,6 +804,65 @@ def test_keys_are_private_and_kept(tmp_path: Path) -> None:
     assert before == {path: path.read_bytes() for path in made}
 
 
+@pytest.mark.parametrize("moment", range(7))
+def test_keys_are_whole_whenever_their_making_was_stopped(
+    tmp_path: Path, moment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates, written = Certificates(tmp_path), iter(range(99))
+
+    def stop(descriptor: int) -> None:
+        if next(written) == moment:
+            os.truncate(descriptor, 3)
+            raise KilledError
+
+    with monkeypatch.context() as patches:
+        patches.setattr("feddle.flower.certificates.os.fsync", stop)
+        with pytest.raises(KilledError):
+            certificates.make(["localhost"], 1)
+    assert not any(path.stat().st_size == 3 for path in tmp_path.glob("[a-z]*"))
+    certificates.make(["localhost"], 1)
+    authority, server = (x509.load_pem_x509_certificate(f.read_bytes()) for f in (certificates.ca, certificates.server))
+    server.verify_directly_issued_by(authority)
+    for certificate, key in ((authority, certificates.ca_key), (server, certificates.server_key)):
+        assert load_pem_private_key(key.read_bytes(), None).public_key() == certificate.public_key()
+    public = load_ssh_public_key(certificates.node_public(1).read_bytes())
+    assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
+    private = [certificates.ca_key, certificates.server_key, certificates.node_key(1), certificates.secret]
+    assert {oct(path.stat().st_mode)[-3:] for path in private} == {"600"}
+
+
+def test_a_key_that_is_replaced_leaves_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates = Certificates(tmp_path)
+    certificates.make(["localhost"], 1)
+    written = iter([None, KilledError])
+
+    def stop(_: int) -> None:
+        if next(written) is not None:
+            raise KilledError
+
+    with monkeypatch.context() as patches:
+        patches.setattr("feddle.flower.certificates.os.fsync", stop)
+        with pytest.raises(KilledError):
+            certificates.remake_node(1)
+    certificates.make(["localhost"], 1)
+    public = load_ssh_public_key(certificates.node_public(1).read_bytes())
+    assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
+
+
+def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) -> None:
+    command = ["federation", "certificates", str(tmp_path), "--nodes", "0", "--host"]
+    app([*command, "one.example.org"], standalone_mode=False)
+    app([*command, "one.example.org"], standalone_mode=False)
+    with pytest.raises(FeddleError, match=r"is for one\.example\.org, not for 10\.0\.0\.1; .* remove it and give all"):
+        app([*command, "10.0.0.1"], standalone_mode=False)
+    (tmp_path / "server.crt").write_text("")
+    with pytest.raises(FeddleError, match=r"server\.crt is no certificate; remove it"):
+        app([*command, "10.0.0.1"], standalone_mode=False)
+    (tmp_path / "server.crt").unlink()
+    app([*command, "10.0.0.1"], standalone_mode=False)
+    app([*command, "10.0.0.1"], standalone_mode=False)
+
+
 def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(message: Message) -> Answers:
         return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
@@ -549,6 +880,76 @@ def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "feddle: version 3/3, accuracy" in text
     assert "error: out of memory" in text
     assert "came to nothing: error (" in text
+
+
+def test_an_operator_is_told_that_a_server_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed("feddle.flower.run.FederationRun._line", monkeypatch, tmp_path)
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert abs(status["at"] - time.time()) < 60
+    with FederationDisplay(tmp_path) as display:
+        display.refresh()
+        assert capsys.readouterr().err == ""
+        (tmp_path / "status.json").write_text(json.dumps({**status, "at": time.time() - 100}))
+        display.refresh()
+        display.refresh()
+        told = capsys.readouterr().err
+        assert f"no word for 100 s from the ServerApp (process {os.getpid()})" in told
+        assert told.count("no word") == 1
+    with FederationDisplay(tmp_path, since=time.time()) as display:
+        display.refresh()
+        assert capsys.readouterr().err == "", "another process is being started"
+    with (console := Console(width=200)).capture() as captured:
+        console.print(picture(status, "no word for 100 s"))
+    assert "no word for 100 s" in captured.get()
+
+
+class ShortFederation:
+    """Stands in for the processes; the ServerApp ends as it begins, or the user stops it."""
+
+    stop: type[BaseException] | None = None
+
+    def __init__(self, folder: Path, *_: Any, **__: Any) -> None:
+        self.address, self.logs = "127.0.0.1:1", folder
+
+    def __enter__(self) -> "ShortFederation":
+        if self.stop is not None:
+            raise self.stop
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+    def start_run(self, _: Any) -> int:
+        return 1
+
+    def keep_up(self) -> None: ...
+
+    def run_status(self, _: int) -> str:
+        return "finished:failed"
+
+    def run_log(self, _: int) -> str:
+        return "feddle.core.errors.StoppedError: the disk is full"
+
+
+def test_what_goes_on_with_a_run_is_told_with_all_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = shutil.copytree(APP, tmp_path / "my app", ignore=shutil.ignore_patterns("__pycache__"))
+    out, previous = tmp_path / "run", signal.getsignal(signal.SIGTERM)
+    options = ["--nodes", "2", "--out", str(out), "--app", str(own), "-o", "rounds=3", "-o", "method.name=fedbuff"]
+    again = shlex.join(["feddle", "federation", "up", *options])
+    monkeypatch.setattr("feddle.flower.local.LocalFederation", ShortFederation)
+    monkeypatch.setattr("feddle.cli.federation._ASK_EVERY", 0.0)
+    try:
+        with pytest.raises(StoppedError, match=re.escape(f"the disk is full; to go on once that is mended: {again}")):
+            app(["federation", "up", *options], standalone_mode=False)
+        monkeypatch.setattr(ShortFederation, "stop", KeyboardInterrupt)
+        with pytest.raises((KeyboardInterrupt, Abort)):
+            app(["federation", "up", *options], standalone_mode=False)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert f"to go on: {again}\n" in capsys.readouterr().err
 
 
 def test_an_app_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -670,6 +1071,36 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
     why = next(node["why"] for node in nodes if node["failed"])
     assert "this client's model is not the server's" in why
     assert "run the same app with the same model on both" in why
+
+
+@linux
+def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second node is registered when the stop comes, but its id is not yet kept."""
+    federation, kept = LocalFederation(tmp_path, 3), tmp_path / "nodes.json"
+
+    def stop(path: Path, content: bytes, **options: Any) -> None:
+        if len(json.loads(content)) == 2:
+            raise KeyboardInterrupt
+        write_whole(path, content, **options)
+
+    try:
+        federation.logs.mkdir()
+        federation.certificates.make(["127.0.0.1"], 3)
+        federation.start_superlink()
+        with monkeypatch.context() as patches:
+            patches.setattr("feddle.flower.local.write_whole", stop)
+            with pytest.raises(KeyboardInterrupt):
+                federation._register()
+        first = json.loads(kept.read_text())
+        assert list(first) == ["1"]
+        federation.node_ids = {}
+        federation._register()
+    finally:
+        federation.close()
+        assert not still_running(federation.groups)
+    known = json.loads(kept.read_text())
+    assert known["1"] == first["1"]
+    assert len(set(known.values())) == 3
 
 
 # what a real federation with TLS and authentication goes through; a loaded machine may take several times as long

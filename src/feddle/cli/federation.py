@@ -1,5 +1,6 @@
 """`feddle federation`: a real one, on Flower."""
 
+import shlex
 import shutil
 import signal
 import time
@@ -43,26 +44,39 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     require_flower()
     from feddle.flower.app_folder import APP, check_settings
     from feddle.flower.local import LocalFederation
+    from feddle.flower.run import lacks_only_its_report, write_report
 
+    if lacks_only_its_report(out):  # it was killed just then
+        write_report(out)
+        _show(out)
+        return
     if RunFolder(out).is_finished():
         raise FeddleError(f"{out} holds a federation that is finished; name another folder with --out")
     settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **_settings(overrides)}
     settings |= {"out": str(out.resolve())}
     check_settings(app_folder or APP, settings)
+    again = _command(nodes, out, app_folder, overrides)
     signal.signal(signal.SIGTERM, _interrupt)
-    with FederationDisplay(out, quiet=quiet) as display:
+    with FederationDisplay(out, quiet=quiet, since=time.time()) as display:
         try:
             display.say(f"starting a SuperLink and {nodes} SuperNodes, with TLS and authentication")
             with LocalFederation(out / "flower", nodes, app=app_folder or APP) as local:
                 display.say(f"SuperLink at {local.address}; logs in {local.logs}")
-                _follow(local, local.start_run(settings), display)
+                _follow(local, local.start_run(settings), display, again)
         except KeyboardInterrupt:
-            display.say(f"all of it is stopped; to go on: feddle federation up --nodes {nodes} --out {out}")
+            display.say(f"all of it is stopped; to go on: {again}")
             raise
     _show(out)
 
 
-def _follow(local: "LocalFederation", run: int, display: FederationDisplay) -> None:
+def _command(nodes: int, out: Path, app_folder: Path | None, overrides: tuple[str, ...]) -> str:
+    """What starts the same again; a checkpoint is refused to other settings."""
+    app = [] if app_folder is None else ["--app", str(app_folder)]
+    settings = [part for override in overrides for part in ("-o", override)]
+    return shlex.join(["feddle", "federation", "up", "--nodes", str(nodes), "--out", str(out), *app, *settings])
+
+
+def _follow(local: "LocalFederation", run: int, display: FederationDisplay, again: str) -> None:
     """Show a run until it is finished."""
     asked = time.monotonic()
     while not display.is_finished():
@@ -73,8 +87,8 @@ def _follow(local: "LocalFederation", run: int, display: FederationDisplay) -> N
         local.keep_up()
         status, asked = local.run_status(run), time.monotonic()
         if status.startswith("finished") and not display.is_finished():
-            remedy = f"to go on once that is mended: feddle federation up --out {display.folder}"
-            raise StoppedError(f"the ServerApp ended ({status}): {_last_words(local.run_log(run))}; {remedy}")
+            words = _last_words(local.run_log(run))
+            raise StoppedError(f"the ServerApp ended ({status}): {words}; to go on once that is mended: {again}")
     display.refresh()
 
 

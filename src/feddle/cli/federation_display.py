@@ -1,6 +1,7 @@
 """What an operator sees of a real federation: a live table on a terminal, a line for each version elsewhere."""
 
 import json
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,15 +11,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+_LONG = 30.0  # seconds; a run says about once a second how it stands, but not while it merges
+
 
 class FederationDisplay:
-    """Shows a run folder as it changes, on stderr."""
+    """Shows a run folder as it changes, on stderr; what was said before `since` is of a process that has ended."""
 
-    def __init__(self, folder: Path, *, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, *, quiet: bool = False, since: float = 0.0) -> None:
         self.folder = folder
+        self.since = since
         self.console = Console(stderr=True, quiet=quiet)
         self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal and not quiet else None
         self._told = 0  # lines of history
+        self._told_silence = False
 
     def __enter__(self) -> "FederationDisplay":
         if self._live is not None:
@@ -42,10 +47,14 @@ class FederationDisplay:
     def refresh(self) -> None:
         """Show how things stand."""
         status = self._read("status.json")
+        silence = _silence(status) if status.get("at", 0.0) >= self.since else ""
         if self._live is not None and status:
-            self._live.update(picture(status), refresh=True)
+            self._live.update(picture(status, silence), refresh=True)
         elif self._live is None:
             self._tell_new_versions(status.get("rounds"))
+            if silence and not self._told_silence:
+                self.say(silence)
+            self._told_silence = bool(silence)
 
     def _tell_new_versions(self, rounds: int | None) -> None:
         path = self.folder / "history.jsonl"
@@ -66,8 +75,18 @@ class FederationDisplay:
         return found if isinstance(found, dict) else {}
 
 
-def picture(status: dict[str, Any]) -> Group:
-    """A federation's state: a headline, and a row for each node."""
+def _silence(status: dict[str, Any]) -> str:
+    """That a run has not said for long how it stands: it merges for long, waits for its SuperLink, or is dead."""
+    if "at" not in status or status["version"] >= status["rounds"]:
+        return ""
+    seconds = time.time() - status["at"]
+    if seconds < _LONG:
+        return ""
+    return f"no word for {seconds:.0f} s from the ServerApp (process {status['pid']}): is it alive?"
+
+
+def picture(status: dict[str, Any], silence: str = "") -> Group:
+    """A federation's state: a headline, what is wrong with all of it, and a row for each node."""
     accuracy = "–" if status["accuracy"] is None else f"{status['accuracy']:.1%}"
     head = (
         f"{status['method']}: version {status['version']}/{status['rounds']}, accuracy {accuracy}, "
@@ -82,7 +101,8 @@ def picture(status: dict[str, Any]) -> Group:
     losses = {**status["dropped"], **status["refused"]}
     lost = ", ".join(f"{reason} ({count})" for reason, count in losses.items())
     away = f"; {status['turned_away']} nodes too many" if status["turned_away"] else ""
-    return Group(Text(head), table, Text(f"came to nothing: {lost or 'no job'}{away}", style="dim"))
+    warning = [Text(silence, style="bold red")] if silence else []
+    return Group(Text(head), *warning, table, Text(f"came to nothing: {lost or 'no job'}{away}", style="dim"))
 
 
 def _shown(value: int | None) -> str:

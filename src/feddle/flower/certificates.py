@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from feddle.core.errors import FeddleError
+
 _CA_DAYS, _SERVER_DAYS = 3650, 825
 _EARLIER = timedelta(minutes=5)  # clocks differ
 
@@ -45,7 +47,11 @@ class Certificates:
         return self.folder / f"node-{number}.pub"
 
     def make(self, hosts: Sequence[str], nodes: int) -> list[Path]:
-        """Make what is missing, for a server that is reached under these names; returns the new files."""
+        """Make what is missing, for a server that is reached under these names; returns the new files.
+
+        Of a pair, the file that is looked for is written last: a stop in between has both made anew.
+        """
+        self._check_hosts(hosts)
         before = set(self.folder.glob("*"))
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.ca.exists():
@@ -56,8 +62,24 @@ class Certificates:
             _write(self.secret, secrets.token_bytes(32), private=True)
         for number in range(1, nodes + 1):
             if not self.node_key(number).exists():
-                self._make_node(number)
+                self.remake_node(number)
         return sorted(set(self.folder.glob("*")) - before)
+
+    def _check_hosts(self, hosts: Iterable[str]) -> None:
+        """Refuse names that the server's certificate, if there is one, does not have."""
+        if not self.server.exists():
+            return
+        try:
+            certificate = x509.load_pem_x509_certificate(self.server.read_bytes())
+        except ValueError as error:
+            raise FeddleError(f"{self.server} is no certificate; remove it to have it made anew") from error
+        named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        missing = [host for host in hosts if _alternative(host) not in named]
+        if missing:
+            raise FeddleError(
+                f"{self.server} is for {', '.join(str(name.value) for name in named)}, not for {', '.join(missing)}; "
+                "to have it made anew, remove it and give all names"
+            )
 
     def _make_ca(self) -> None:
         key = ec.generate_private_key(ec.SECP384R1())
@@ -86,7 +108,9 @@ class Certificates:
         _write(self.server_key, _pem(key), private=True)
         _write(self.server, certificate.public_bytes(Encoding.PEM))
 
-    def _make_node(self, number: int) -> None:
+    def remake_node(self, number: int) -> None:
+        """Make a key pair for a node, in place of the one that it may have."""
+        self.node_key(number).unlink(missing_ok=True)  # first: a stop in between leaves no half of each
         key = ec.generate_private_key(ec.SECP384R1())
         private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -119,7 +143,12 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, private: bool = False) -> None:
-    """A private file is never readable by others, not even for a moment."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
+    """All of it or nothing; a private file is never readable by others, not even for a moment."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from feddle.core.errors import FeddleError
+from feddle.experiment.durable import write_whole
 from feddle.flower.app_folder import APP
 from feddle.flower.certificates import Certificates
 from feddle.flower.commands import environment, found
@@ -24,6 +25,7 @@ _PATIENCE = 60.0  # seconds until a process must answer
 _GRACE = 10.0  # seconds to end in order
 _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
+_KNOWN_KEY = "already in use"  # what Flower says of a key that is registered
 _CONNECTION = "federation"  # what the server is called in Flower's config
 
 
@@ -197,10 +199,19 @@ class LocalFederation:
             self.node_ids = {int(number): node for number, node in json.loads(known.read_text()).items()}
         for number in range(1, self.nodes + 1):
             if number not in self.node_ids:
-                public = str(self.certificates.node_public(number))
-                told = self._flwr("supernode", "register", public, _CONNECTION)
-                self.node_ids[number] = int(told["node-id"])
-        known.write_text(json.dumps(self.node_ids))
+                self.node_ids[number] = self._register_one(number)
+                write_whole(known, json.dumps(self.node_ids).encode(), sync=False)  # each: a stop may come any time
+
+    def _register_one(self, number: int) -> int:
+        """The id that the SuperLink gives to a node."""
+        command = ["supernode", "register", str(self.certificates.node_public(number)), _CONNECTION]
+        try:
+            return int(self._flwr(*command)["node-id"])
+        except FeddleError as error:
+            if _KNOWN_KEY not in str(error):
+                raise
+        self.certificates.remake_node(number)  # a stop came before its id was kept, which Flower does not tell again
+        return int(self._flwr(*command)["node-id"])
 
     def _write_config(self) -> None:
         trust = f'root-certificates = "{self.certificates.ca}"' if self.secure else "insecure = true"

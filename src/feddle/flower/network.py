@@ -1,8 +1,8 @@
 """A federation on a real network: jobs are messages, updates come back when they do."""
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from logging import INFO, WARNING
 from typing import Any
@@ -10,13 +10,17 @@ from typing import Any
 import httpx
 import torch
 from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore import log
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from torch import Tensor
 
+from feddle.core.errors import StoppedError
 from feddle.core.messages import Job
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.flower.plan import FederationPlan
+from feddle.flower.pulls import Pulls
 from feddle.flower.roster import Node, Roster
 from feddle.flower.wire import Order, UnreadableError, order_message, read_update
 from feddle.learning.training import Recipe
@@ -24,8 +28,9 @@ from feddle.runtimes.simulation import Round
 from feddle.server import Server
 from feddle.strategies.strategy import above, below
 
-_REMEMBERED = 10_000  # message ids that were answered, to tell a duplicate from what was never asked
-_TELL_EVERY = 60.0  # seconds, that nobody is there
+_TELL_EVERY = 60.0  # seconds, what goes on for longer
+_PATIENCE = 600.0  # seconds that the SuperLink may answer with errors; while it does not answer, Flower itself waits
+_TROUBLE = (httpx.HTTPError, OSError)  # of the network or of the SuperLink, not of a message
 _LONGEST_REASON = 300
 
 
@@ -68,8 +73,9 @@ class Network:
         self._recipe = Recipe(**plan.training.model_dump())
         self._under_way: dict[str, _Sent] = {}  # by message id
         self._given_up: dict[str, _Sent] = {}
-        self._answered: deque[str] = deque(maxlen=_REMEMBERED)
-        self._told_at = -_TELL_EVERY
+        self._pulls = Pulls(grid)
+        self._trouble_since: float | None = None
+        self._told_at: dict[str, float] = {}
         self._new_round()
 
     def _new_round(self) -> None:
@@ -101,13 +107,31 @@ class Network:
 
     def _look(self) -> None:
         """One look at the network: who is there, what came back, what took too long; then new jobs."""
-        self.roster.connect(self.grid.get_node_ids())
-        for reply in self._pull():
-            self._take(reply)
+        try:
+            connected = list(self.grid.get_node_ids())
+        except _TROUBLE as error:
+            self._bear(error)
+            return
+        self._trouble_since = None
+        self._tell_turned_away(self.roster.connect(connected))
+        for asked in [*self._under_way, *self._given_up]:
+            for reply in self._pull(asked):
+                self._take(asked, reply)
         self._give_up()
         self._tell_if_alone()
         if not self._is_due():  # else there will be a newer version in a moment
             self._send()
+
+    def _bear(self, error: Exception) -> None:
+        """A look that failed is skipped: nobody's time limit passes, since their replies may wait at the SuperLink."""
+        now = self.clock.now()
+        self._trouble_since = now if self._trouble_since is None else self._trouble_since
+        if now - self._trouble_since >= _PATIENCE:
+            raise StoppedError(
+                f"the SuperLink has answered with errors for {_PATIENCE:g} s, last with {_one_line(error)}; "
+                "once that is mended, start the run again: it goes on from its checkpoint"
+            ) from error
+        self._tell("trouble", "the SuperLink cannot be asked, trying on: %s", _one_line(error))
 
     def _is_due(self) -> bool:
         limit = self.server.strategy.max_staleness
@@ -140,9 +164,13 @@ class Network:
         start = self.server.start_of(job)
         limit = self.rules.job_limit
         order = Order(job, start, self.server.digest, self._recipe, self.plan.seed)
-        ids = list(self.grid.push_messages([order_message(order, node.id, ttl=2 * limit)]))
         node.begin(job)
         self._sent.append(job)
+        try:
+            ids = list(self.grid.push_messages([order_message(order, node.id, ttl=2 * limit)]))
+        except (*_TROUBLE, ObjectPushError) as error:
+            self._end(node, job, "not sent", _one_line(error))
+            return
         if not ids or not ids[0]:  # Flower says so of a message that it could not send
             self._end(node, job, "not sent")
             return
@@ -150,52 +178,43 @@ class Network:
 
     # --- updates in
 
-    def _pull(self) -> Iterator[Message]:
-        """What has come back, one message at a time: no two large ones at once, and none that spoils another."""
-        for asked in [*self._under_way, *self._given_up]:
-            try:
-                yield from self.grid.pull_messages([asked])
-            except httpx.HTTPError:  # the network, not the message
-                raise
-            except Exception as error:  # whatever a hostile message does to Flower, which builds it from a node's bytes
-                self._drop_broken(asked, error)
+    def _pull(self, asked: str) -> list[Message]:
+        try:
+            return self._pulls.ask(asked)
+        except _TROUBLE as error:  # asked again at the next look; if it stays so, the job ends at its time limit
+            self._tell("pull", "a reply could not be fetched, trying on: %s", _one_line(error))
+        except Exception as error:  # whatever a hostile message does to Flower, which builds it from a node's bytes
+            self._drop_broken(asked, error)
+        return []
 
     def _drop_broken(self, asked: str, error: Exception) -> None:
-        self._given_up.pop(asked, None)
-        sent = self._under_way.get(asked)
-        if sent is not None:
-            self._answer(asked)
-            self._end(sent.node, sent.job, "broken", f"{type(error).__name__}: {error}")
-
-    def _take(self, reply: Message) -> None:
-        asked = reply.metadata.reply_to_message_id
         if asked in self._given_up:
-            del self._given_up[asked]
-            self._answered.append(asked)
+            self._forget_given_up(asked)
+        elif asked in self._under_way:
+            sent = self._under_way.pop(asked)
+            self._end(sent.node, sent.job, "broken", _one_line(error))
+
+    def _take(self, asked: str, reply: Message) -> None:
+        """A reply to the message `asked`, whatever the reply says of itself: that is a node's word."""
+        sent = self._under_way.get(asked) or self._given_up.get(asked)
+        if sent is None:
+            self.dropped["duplicate"] += 1
+        elif not _is_from(sent.node, reply):  # the job goes on: nobody ends it in another's name
+            self.dropped["from another node"] += 1
+        elif asked in self._given_up:
+            self._forget_given_up(asked)
             if reply.has_content():
                 self.dropped["late"] += 1
-            return
-        sent = self._under_way.get(asked)
-        if sent is None:
-            self.dropped["duplicate" if asked in self._answered else "never asked for"] += 1
-            return
-        if reply.has_error():
-            self._answer(asked)
+        elif reply.has_error():
+            del self._under_way[asked]
             self._end(sent.node, sent.job, "error", reply.error.reason or f"code {reply.error.code}")
-            return
-        if reply.metadata.src_node_id != sent.node.id:  # the job goes on: nobody ends it in another's name
-            self.dropped["from another node"] += 1
-            return
-        self._answer(asked)
-        self._returned += 1
-        self._receive(reply, sent)
-
-    def _answer(self, asked: str) -> None:
-        del self._under_way[asked]
-        self._answered.append(asked)
+        else:
+            del self._under_way[asked]
+            self._returned += 1
+            self._receive(reply, sent)
 
     def _receive(self, reply: Message, sent: _Sent) -> None:
-        before = Counter(self.server.refused)
+        before, zeros = Counter(self.server.refused), self.server.zero_updates
         try:
             update = read_update(reply, sent.job, self.server.model)
             accepted = self.server.receive(update)
@@ -206,10 +225,12 @@ class Network:
             reason = next(iter(self.server.refused - before))
             self._end(sent.node, sent.job, "refused", reason)
             return
-        sent.node.succeed(self.server.version - sent.job.version)
-        self._accepted += 1
-        if self._first_at is None:
+        staleness, limit = self.server.version - sent.job.version, self.server.strategy.max_staleness
+        sent.node.succeed(staleness)
+        if self._first_at is None:  # whatever it is worth, the node waits for a merge from here on
             self._first_at = self.clock.now()
+        if self.server.zero_updates == zeros and (limit is None or staleness <= limit):
+            self._accepted += 1  # one that the merge makes use of
 
     def _give_up(self) -> None:
         now = self.clock.now()
@@ -217,12 +238,18 @@ class Network:
             if sent.wanted_until <= now:
                 self._given_up[asked] = self._under_way.pop(asked)
                 self._end(sent.node, sent.job, "expired", f"no reply within {self.rules.job_limit:g} s")
+                sent.node.overdue = not sent.node.was_gone
         for asked in [asked for asked, sent in self._given_up.items() if sent.kept_until <= now]:
-            del self._given_up[asked]
+            self._forget_given_up(asked)
+
+    def _forget_given_up(self, asked: str) -> None:
+        """Its node has reported back, or Flower has dropped the message: nothing of the job is left there."""
+        self._given_up.pop(asked).node.overdue = False
+        self._pulls.forget(asked)
 
     def _end(self, node: Node, job: Job, how: str, why: str = "") -> None:
         """A job came to nothing."""
-        told = " ".join(why.split())[:_LONGEST_REASON]
+        told = _cut(why)
         self.server.forget(job)
         node.fail(self.clock.now(), self.rules.cooldown, f"{how}: {told}" if told else how)
         if how != "refused":  # those are counted by the server, by reason
@@ -230,11 +257,24 @@ class Network:
         log(WARNING, "node %s (client %s), job %s: %s", node.id, node.client, job.number, node.why)
 
     def _tell_if_alone(self) -> None:
+        if not any(node.connected for node in self.roster.nodes.values()):
+            self._tell("alone", "no node is connected; waiting for one", level=INFO)
+
+    def _tell_turned_away(self, new: list[int]) -> None:
+        """Once for each node; a client's number is never given to another, since methods remember clients."""
+        if new:
+            gone = sum(not node.connected for node in self.roster.nodes.values())
+            told = (
+                "too many nodes: %s get no job, since clients.count is %s (%s of them are gone); raise it in a new run"
+            )
+            log(WARNING, told, ", ".join(map(str, new)), self.roster.limit, gone)
+
+    def _tell(self, kind: str, text: str, *values: object, level: int = WARNING) -> None:
+        """What goes on for longer is told now and then."""
         now = self.clock.now()
-        if any(node.connected for node in self.roster.nodes.values()) or now - self._told_at < _TELL_EVERY:
-            return
-        self._told_at = now
-        log(INFO, "no node is connected; waiting for one")
+        if now - self._told_at.get(kind, -_TELL_EVERY) >= _TELL_EVERY:
+            self._told_at[kind] = now
+            log(level, text, *values)
 
     # --- what is seen and kept
 
@@ -267,3 +307,17 @@ class Network:
             self.server.forget(job)
         self.roster.load_state_dict(below("roster.", state))
         self.dropped = Counter({reason: int(count) for reason, count in below("dropped.", state).items()})
+
+
+def _is_from(node: Node, reply: Message) -> bool:
+    """Whether a node sent it; that a node is gone or its reply lost, the SuperLink says in the node's stead."""
+    source = reply.metadata.src_node_id
+    return source == node.id or (source == SUPERLINK_NODE_ID and reply.has_error())
+
+
+def _one_line(error: Exception) -> str:
+    return _cut(f"{type(error).__name__}: {error}")
+
+
+def _cut(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST_REASON]

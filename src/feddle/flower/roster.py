@@ -22,6 +22,8 @@ class Node:
     job: Job | None = None  # under way
     waits: bool = False  # for the merge that takes in its update: until then there is nothing new to start from
     ready_at: float = 0.0  # it cools down until then
+    was_gone: bool = False  # since its last job began, which was then lost
+    overdue: bool = False  # its last job was given up, and may still be running there
     failures: int = 0  # in a row
     done: int = 0
     failed: int = 0
@@ -29,8 +31,8 @@ class Node:
     why: str = ""  # its last job came to nothing
 
     def begin(self, job: Job) -> None:
-        """A job was sent."""
-        self.job = job
+        """A job is sent."""
+        self.job, self.was_gone = job, False
 
     def succeed(self, staleness: int) -> None:
         """Its update was accepted."""
@@ -46,7 +48,7 @@ class Node:
 
     def is_idle(self, now: float) -> bool:
         """Whether it can be given a job."""
-        return self.connected and self.job is None and not self.waits and self.ready_at <= now
+        return self.connected and not (self.job or self.waits or self.overdue) and self.ready_at <= now
 
     def state(self, now: float) -> str:
         """How it is doing, in a word."""
@@ -54,6 +56,8 @@ class Node:
             return "gone"
         if self.job is not None:
             return "training"
+        if self.overdue:
+            return "overdue"
         if self.waits:
             return "waiting"
         return "cooling down" if self.ready_at > now else "idle"
@@ -67,16 +71,19 @@ class Roster:
         self.nodes: dict[int, Node] = {}
         self.turned_away: set[int] = set()
 
-    def connect(self, ids: Iterable[int]) -> None:
-        """These are connected now, and no others."""
+    def connect(self, ids: Iterable[int]) -> list[int]:
+        """These are connected now, and no others; returns those that are turned away for the first time."""
         connected = set(ids)
-        for new in sorted(connected - self.nodes.keys()):
-            if len(self.nodes) < self.limit:
-                self.nodes[new] = Node(new, len(self.nodes))
-            else:
-                self.turned_away.add(new)
+        new = sorted(connected - self.nodes.keys() - self.turned_away)
+        free = max(0, self.limit - len(self.nodes))
+        for node_id in new[:free]:
+            self.nodes[node_id] = Node(node_id, len(self.nodes))
+        self.turned_away.update(new[free:])
         for node in self.nodes.values():
             node.connected = node.id in connected
+            if not node.connected:
+                node.was_gone, node.overdue = True, False
+        return new[free:]
 
     def idle(self, now: float) -> list[Node]:
         """Those that can be given a job, by number."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
+from safetensors.torch import load_file
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
@@ -16,6 +17,7 @@ from feddle.experiment.checkpoint import Pace
 from feddle.experiment.durable import write_whole
 from feddle.experiment.federation import Federation
 from feddle.experiment.folder import RunFolder, go_to_the_end
+from feddle.experiment.load import read_yaml
 from feddle.experiment.run import Course, Listener, build_server, resolve_device
 from feddle.flower.network import Clock, Network
 from feddle.flower.plan import FederationPlan
@@ -24,7 +26,7 @@ from feddle.report.page import write_page
 from feddle.report.records import read_run
 from feddle.strategies.strategy import Strategy
 
-STATUS = "status.json"
+STATUS, REPORT = "status.json", "report.html"
 _STATUS_EVERY = 1.0  # seconds
 
 
@@ -64,6 +66,7 @@ class FederationRun(Course):
             "accuracy": measured[-1]["accuracy"] if measured else None,
             "staleness": self.history[-1]["staleness"] if self.history else [],
             "pid": os.getpid(),
+            "at": round(time.time(), 3),
         }
 
 
@@ -77,20 +80,49 @@ def at_the_server(
 
 
 def run_in_folder(run: FederationRun, plan: FederationPlan, out: Path, listener: Listener | None = None) -> None:
-    """Run to the end in a folder, or go on with what is in it; a checkpoint is made after each merge."""
+    """Run to the end in a folder, or go on with what is in it; a checkpoint is made after each merge.
+
+    A run that was killed when only its report was missing is given it.
+    """
     folder = RunFolder(out)
     with folder.locked():
-        if folder.is_finished():
-            raise FeddleError(f"{out} holds a federation that is finished; name another folder with out")
-        if (out / "config.yaml").exists():
-            folder.restore(run, plan)
+        if not folder.is_finished():
+            _go_on(run, plan, folder, listener)
+        elif lacks_only_its_report(out):
+            _take_result(run, folder)
         else:
-            folder.begin(plan)
-        status = _StatusFile(run, out / STATUS)
-        run.network.watch = status.keep_up
-        go_to_the_end(run, plan, folder, Pace(1), listener)
-        status.write()
-    write_page([read_run(out)], out / "report.html")
+            raise FeddleError(f"{out} holds a federation that is finished; name another folder with out")
+        write_report(out)
+
+
+def _go_on(run: FederationRun, plan: FederationPlan, folder: RunFolder, listener: Listener | None) -> None:
+    if folder.checkpoint.facts() is None:  # nothing was merged yet: these settings hold, not those of an earlier start
+        folder.begin(plan)
+    folder.restore(run, plan)
+    status = _StatusFile(run, folder.path / STATUS)
+    run.network.watch = status.keep_up
+    go_to_the_end(run, plan, folder, Pace(1), listener)
+    status.write()
+
+
+def _take_result(run: FederationRun, folder: RunFolder) -> None:
+    """The model of a run that is finished: who asked for the run is handed it."""
+    model = run.federation.model
+    model.load_state_dict(load_file(folder.path / "model.safetensors"))
+    run.server.model = run.layout.read(model)
+    folder.checkpoint.clear()
+
+
+def lacks_only_its_report(out: Path) -> bool:
+    """Whether a real federation is finished, but was killed just before its last file; simulations have none."""
+    if not RunFolder(out).is_finished() or (out / REPORT).exists():
+        return False
+    return "federation" in read_yaml(out / "config.yaml")
+
+
+def write_report(out: Path) -> None:
+    """The page about a run, from what is in its folder."""
+    write_page([read_run(out)], out / REPORT)
 
 
 class _StatusFile:

@@ -1,0 +1,118 @@
+"""The files for real machines: they parse, name what there is, and call commands with options that these have."""
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from feddle.flower.certificates import Certificates
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+BIN = Path(sys.executable).parent
+
+
+def compose() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return read
+
+
+def unit(path: Path) -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(strict=False)  # a key may come twice
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(path.read_text().replace("\\\n", " "))
+    return parser
+
+
+def commands() -> Iterator[Any]:
+    for path in UNITS:
+        yield pytest.param(unit(path)["Service"]["ExecStart"].replace("/opt/feddle/bin/", ""), id=path.stem)
+    for name, service in compose()["services"].items():
+        yield pytest.param(service["command"], id=f"compose {name}")
+
+
+@cache
+def help_of(*command: str) -> set[str]:
+    """The options that a command says it has."""
+    done = subprocess.run([BIN / command[0], *command[1:], "--help"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", done.stdout))
+
+
+@pytest.mark.parametrize("command", list(commands()))
+def test_every_option_is_one_that_the_command_has(command: str) -> None:
+    words = shlex.split(command)
+    own, _, passed_on = " ".join(words).partition(" -- ")
+    name = own.split(" --")[0].split()
+    assert name in (["flower-superlink"], ["flower-superexec"], ["feddle", "federation", "node"])
+    options = set(re.findall(r"(?:^| )(--[a-z-]+)", own))
+    assert options
+    assert options <= help_of(*name)
+    if passed_on:
+        assert set(re.findall(r"(?:^| )(--[a-z-]+)", passed_on)) <= help_of("flower-supernode")
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_units_are_ones_that_systemd_takes(path: Path, tmp_path: Path) -> None:
+    read = unit(path)
+    assert read["Service"]["Restart"] == "always"
+    assert read["Install"]["WantedBy"]
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd here")
+    here = tmp_path / path.name
+    here.write_text(path.read_text().replace("/opt/feddle/bin/", f"{BIN}/"))
+    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, timeout=100)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if path.name in line]
+    assert said == [], "unknown keys, commands that cannot be run"
+
+
+def test_the_compose_file_names_what_there_is(tmp_path: Path) -> None:
+    file = compose()
+    made = {path.name for path in Certificates(tmp_path).make(["superlink"], 2)}
+    assert {Path(secret["file"]).name for secret in file["secrets"].values()} <= made
+    assert {str(Path(secret["file"]).parent) for secret in file["secrets"].values()} == {"certificates"}
+    for service in file["services"].values():
+        build = service["build"]
+        assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+        used = set(re.findall(r"/run/secrets/([\w.-]+)", service["command"]))
+        assert used == set(service["secrets"]) <= set(file["secrets"])
+        assert {volume.split(":")[0] for volume in service["volumes"]} <= set(file["volumes"])
+        assert set(service.get("depends_on", ())) <= set(file["services"])
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"]), "whoever reaches it can start runs"
+
+
+def test_the_image_copies_what_there_is() -> None:
+    copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert copied
+    assert all((ROOT / name).exists() for names in copied for name in names.split())
+
+
+@pytest.mark.parametrize("where", ["docs/flower.md", "deploy/compose.yaml"])
+def test_files_that_are_mentioned_are_shipped(where: str) -> None:
+    text = (ROOT / where).read_text()
+    named = set(re.findall(r"[\w-]+\.(?:conf|service)\b|compose\.yaml|Dockerfile", text))
+    assert named
+    assert named <= {path.name for path in DEPLOY.rglob("*")}
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx here")
+def test_nginx_takes_its_file(tmp_path: Path) -> None:
+    Certificates(tmp_path).make(["localhost"], 0)
+    site = (DEPLOY / "nginx.conf").read_text().replace("/etc/feddle", str(tmp_path))
+    (tmp_path / "site.conf").write_text(site)
+    (tmp_path / "nginx.conf").write_text(
+        f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ access_log off; include {tmp_path}/site.conf; }}"
+    )
+    command = ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-e", "stderr"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "test is successful" in done.stderr

@@ -31,7 +31,7 @@ from feddle.report.price import price
 from feddle.reproduce.cells import Ended, Task, read_record, run_task
 from feddle.reproduce.cost import measure
 from feddle.reproduce.estimate import core_seconds
-from feddle.reproduce.grid import chosen, load_grid, names, paper
+from feddle.reproduce.grid import chosen, load_grid, names, paper, words
 from feddle.reproduce.plan import config_hash, plan
 from feddle.reproduce.runner import open_folder, run_tasks
 from feddle.runtimes.simulation import Delays
@@ -157,12 +157,26 @@ def test_cells_are_picked_by_parts_of_their_names() -> None:
     assert [c.name for c in chosen(grid, ["cifar10/dir0.1/sigma20"], ["fedavg"])] == [
         "cnn/cifar10/dir0.1/sigma20/fedavg"
     ]
+    assert len(chosen(grid, ["cifar10"], [])) == 41  # not cifar100's too
+    assert len(chosen(grid, ["cnn/cifar10/dir0.1/sigma20"], [])) == 10
+    assert {c.key["method"] for c in chosen(grid, ["feddle"], [])} == {"feddle-id", "feddle-ood"}
+    assert {c.key["label_noise"] for c in chosen(load_grid("noisy-labels"), ["noise0"], [])} == {0}
     with pytest.raises(FeddleError, match="no cell of results-out-domain-cnn matches mars"):
         chosen(grid, ["mars"], [])
     with pytest.raises(FeddleError, match="has no row 'fedavgg'"):
         chosen(grid, [], ["fedavgg"])
     with pytest.raises(FeddleError, match="did you mean results-noisy"):
         load_grid("results-nosy")
+
+
+def test_shares_of_random_labels_read_well() -> None:
+    assert [words("label_noise", value) for value in (0, 0.1, 0.2)] == [
+        "clean labels",
+        "10 % of the labels random",
+        "20 % of the labels random",
+    ]
+    assert [words("delay_sigma", 20), words("dirichlet", 0.1)] == ["σ = 20", "Dir(0.1)"]
+    assert words("regularisation", 0.0) == "λ = 0"
 
 
 def test_the_hash_of_a_config_is_of_what_is_computed() -> None:

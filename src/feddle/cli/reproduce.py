@@ -50,7 +50,12 @@ class Order:
 @click.option(
     "--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with an estimate of the time."
 )
-@click.option("--cells", multiple=True, metavar="TEXT", help="Only cells whose name contains this; may be given often.")
+@click.option(
+    "--cells",
+    multiple=True,
+    metavar="TEXT",
+    help="Only cells whose name has this between slashes (cifar10, dir0.1/sigma20), else anywhere; may be given often.",
+)
 @click.option("--methods", default="", help="Only these rows, separated by commas.")
 @click.option("--seeds", default="0", show_default=True, help="The seeds, separated by commas; the paper has three.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time; by default one a core.")

@@ -166,12 +166,12 @@ def _report(failed: "dict[str, Ended]", out: Path) -> None:
 
 def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
     """Get the data before the display starts; what cannot be had is a reason to leave a cell out."""
-    from feddle.reproduce.plan import data_of, get
+    from feddle.reproduce.plan import Wanted, data_of, get
 
-    reasons: dict[tuple[str, str | None], str] = {}
+    reasons: dict[Wanted, str] = {}
     for wanted in dict.fromkeys(pair for each in planned for pair in data_of(each)):
         try:
-            get(*wanted, quiet=quiet)
+            get(wanted, quiet=quiet)
         except FeddleError as error:
             reasons[wanted] = str(error)
     result = []

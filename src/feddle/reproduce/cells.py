@@ -22,7 +22,8 @@ from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import RunFolder, resume_run, run_config
 from feddle.experiment.run import Line, Listener, Run
 from feddle.experiment.trackers import TrackerName, tracking
-from feddle.reproduce.plan import config_hash, data_hashes
+from feddle.reproduce.contents import data_hashes, model_hash
+from feddle.reproduce.plan import config_hash
 from feddle.runtimes.simulation import Delays
 from feddle.version import __version__
 
@@ -89,8 +90,6 @@ def work(task: Task, pipe: Connection) -> None:
 
 def run_task(task: Task, tell: Listener) -> Ended:
     """Run a task, or go on with it where it was stopped."""
-    record = {"config": config_hash(task.config), "data": data_hashes(task.config), "feddle": __version__}
-    record |= {"torch": torch.__version__, "cell": task.name}
     begun = (task.folder / "config.yaml").exists()
 
     def listen(line: Line) -> None:
@@ -99,6 +98,7 @@ def run_task(task: Task, tell: Listener) -> Ended:
         tell(line)
 
     try:
+        record = {**_made_of(task.config), "torch": torch.__version__, "cell": task.name}
         with tracking(task.track, task.folder, task.config, listen) as told:
             if begun:
                 _require_same(task, record)
@@ -137,8 +137,14 @@ def clock(task: Task, run: Run | None) -> list[int]:
 def differences(task: Task) -> Sequence[str]:
     """In what the run in a task's folder is not what would be run now."""
     record = read_record(task.folder)
-    now = {"config": config_hash(task.config), "data": data_hashes(task.config), "feddle": __version__}
-    return [name for name, value in now.items() if name in record and record[name] != value]
+    return [name for name, value in _made_of(task.config).items() if name in record and record[name] != value]
+
+
+def _made_of(config: Config) -> dict[str, Any]:
+    """What a result depends on: config, content of data and model, version."""
+    made: dict[str, Any] = {"config": config_hash(config), "data": data_hashes(config), "feddle": __version__}
+    model = model_hash(config)
+    return made if model is None else {**made, "model": model}
 
 
 def _require_same(task: Task, record: dict[str, Any]) -> None:

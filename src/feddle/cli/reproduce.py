@@ -134,10 +134,11 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     count = len(order.seeds) * sum(each.config is not None for each in planned)
     jobs = min(order.jobs or runner.cores(), max(count, 1))
     spare = runner.cores() // jobs
-    tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
+    wanted = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
+    tasks, strange = runner.without_strangers(wanted)
     held = runner.keep(out, held, grid, planned, **facts)
     _tell_left_out(planned)
-    for text in runner.mixed(tasks):
+    for text in (*runner.mixed(tasks), *strange):
         click.echo(text, err=True)
     waiting = [task for task in tasks if not is_done(task)]
     failed: dict[str, Ended] = {}

@@ -280,7 +280,7 @@ def _made(made: object) -> list[tuple[str, str]]:
     if not isinstance(made, dict):
         return []
     found = [(name, str(made[name])) for name in ("feddle", "torch") if made.get(name)]
-    found += [("config", str(made["config"])[:12])] if made.get("config") else []
+    found += [(name, str(made[name])[:12]) for name in ("source", "config", "model") if made.get(name)]
     return found + [(f"data {name}", str(value)[:12]) for name, value in dict(made.get("data") or {}).items()]
 
 
@@ -291,7 +291,8 @@ def _again(grid: GridRecord) -> Markup:
     if own:
         return element("section", element("h2", "Run again"), element("ul", *items, class_="commands"))
     text = "Finished cells are not run again; stopped ones go on. The same cell and seed give the same number."
-    made = f"Grid written by feddle {grid.facts.get('feddle', '?')}."
+    source = str(grid.facts.get("source") or "")[:12]
+    made = f"Grid written by feddle {grid.facts.get('feddle', '?')}{f', source {source}' if source else ''}."
     return element(
         "section",
         element("h2", "Run again"),

@@ -69,13 +69,15 @@ def warnings(grid: GridRecord) -> list[str]:
     found = []
     if changed := list(dict.fromkeys(text for cell, _ in runs for text in cell.facts.get("changed") or ())):
         found.append(f"Not the table’s own setting, whatever its heads say: run with {', '.join(changed)}.")
+    sources = list(dict.fromkeys(source for _, run in runs for source in run.sources))
+    if len(sources) > 1:
+        found.append(f"The results were made by different states of feddle’s source: {shortlist(_some(sources))}.")
     for package in ("feddle", "torch"):
         versions = list(dict.fromkeys(str(v) for _, run in runs if (v := run.record.result.get(package))))
         if len(versions) > 1:
             found.append(f"The results were made with different versions of {package}: {shortlist(versions)}.")
-    other = [cell.name for cell, run in runs if run.made and run.made.get("config") != cell.facts.get("config")]
-    if other:
-        found.append(f"Made with another config than the grid’s: {shortlist(_some(other))}.")
+    if other := [cell.name for cell, run in runs if cell.differs(run)]:
+        found.append(f"Made with another config than the grid’s last command asks for: {shortlist(_some(other))}.")
     if unknown := [cell.name for cell, run in runs if not run.made and not run.summary.status]:
         found.append(
             f"Without a record of config and data, so perhaps of another setting: {shortlist(_some(unknown))}."
@@ -86,6 +88,8 @@ def warnings(grid: GridRecord) -> list[str]:
             hashes.setdefault(name, set()).add(value)
     if differing := [name for name, values in hashes.items() if len(values) > 1]:
         found.append(f"Made with different contents of the data set {shortlist(differing)}.")
+    if len({run.made["model"] for _, run in runs if run.made.get("model")}) > 1:
+        found.append("Made with different contents of the model’s folder.")
     seeds = {cell.name: {run.seed for run in cell.runs} for cell in grid.cells if cell.runs}
     if len({frozenset(each) for each in seeds.values()}) > 1:
         found.append("The cells do not all have the same seeds.")

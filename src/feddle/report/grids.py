@@ -34,6 +34,14 @@ class SeedRun:
     made: Mapping[str, Any]  # config hash, data hashes, versions
 
     @property
+    def sources(self) -> list[str]:
+        """The states of feddle's source that made it, each by the start of its hash; older records do not say."""
+        if not self.made:
+            return []
+        found = [self.made.get("source"), *(self.made.get("resumed_by") or ())]
+        return [str(source)[:12] if source else "unknown" for source in found]
+
+    @property
     def record(self) -> Record:
         """The run folder, read."""
         return self.summary.record
@@ -68,6 +76,11 @@ class CellRecord:
     def is_final(self) -> bool:
         """Whether all of its runs have come to their end."""
         return bool(self.runs) and not any(run.summary.status for run in self.runs)
+
+    def differs(self, run: SeedRun) -> bool:
+        """Whether a run has another config than the grid's last command asks for."""
+        asked = self.facts.get("asked") or self.facts.get("config")
+        return bool(run.made) and run.made.get("config") != asked
 
     def clock(self, run: SeedRun, at: int) -> float:
         """When a round of one of its runs ended, in rounds of a server that does not wait."""

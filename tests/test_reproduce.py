@@ -22,12 +22,13 @@ from feddle.experiment.folder import RunFolder
 from feddle.experiment.load import parse_config
 from feddle.experiment.trackers import numbers, open_tracker
 from feddle.learning.datasets import catalogue
+from feddle.report.belonging import warnings
 from feddle.report.export import export
 from feddle.report.grid_page import grid_page
-from feddle.report.grid_table import to_csv, to_latex, to_markdown
-from feddle.report.grid_words import headline, lead, warnings
+from feddle.report.grid_words import headline, lead
 from feddle.report.grids import GridRecord, mean_curve, read_grid
 from feddle.report.price import price
+from feddle.report.table_files import to_csv, to_latex, to_markdown
 from feddle.reproduce.cells import Ended, Task, read_record, run_task
 from feddle.reproduce.cost import measure
 from feddle.reproduce.estimate import core_seconds

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import yaml
 
 from feddle.report.bars import staleness_chart
+from feddle.report.belonging import warnings
 from feddle.report.curves import Curve, curve_chart
-from feddle.report.grid_table import CENTER, LEGEND, QUICK, View, footnotes, view
-from feddle.report.grid_words import common_setting, headline, lead, row_notes, warnings
+from feddle.report.grid_table import CENTER, QUICK, View, footnotes, legend, signed, view
+from feddle.report.grid_words import common_setting, headline, lead, really_run, row_notes
 from feddle.report.grids import CellRecord, GridRecord, Panel, mean_curve, row_words, spread_of
 from feddle.report.markup import Markup, element, join
 from feddle.report.page import document
@@ -68,7 +69,7 @@ def _panel(grid: GridRecord, panel: Panel, target: float | None) -> list[Markup]
     if not any(cell.runs for cell in panel.cells.values()):
         return []
     return [
-        element("section", element("h2", f"Accuracy: {panel.title}"), _table(grid, panel)),
+        element("section", element("h2", f"Accuracy: {panel.title}"), _ran(panel), _table(grid, panel)),
         element("section", element("h2", f"Over rounds: {panel.title}"), *_curves(grid, panel)),
         *_coefficients(grid, panel),
         *_staleness(panel),
@@ -76,11 +77,16 @@ def _panel(grid: GridRecord, panel: Panel, target: float | None) -> list[Markup]
     ]
 
 
+def _ran(panel: Panel) -> Markup | None:
+    text = really_run(panel)
+    return element("p", text, class_="quiet") if text else None
+
+
 def _table(grid: GridRecord, panel: Panel) -> Markup:
     head = element("tr", *(element("th", text, scope="col") for text in ("", *panel.column_words)))
     rows = [_row(grid, panel, row) for row in panel.rows]
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
-    notes = [*heads, LEGEND + " Small: the paper’s number.", *footnotes(grid)]
+    notes = [*heads, legend(grid) + " Small: the paper’s number.", *footnotes(grid)]
     told = [element("li", element("strong", row_words(grid, row)), f" {text}.") for row, text in row_notes(panel)]
     return join(
         element("table", element("thead", head), element("tbody", *rows), class_="results cells"),
@@ -107,9 +113,10 @@ def _cell(seen: View | None, heading: str, span: int = 1) -> Markup:
     reason = seen.cell.facts.get("left_out")
     paper = element("small", f"paper {seen.paper}") if seen.paper != NONE else None
     absent = element("small", "left out") if reason and not seen.cell.runs else None
+    points = None if seen.from_clean is None else element("small", f"{signed(seen.from_clean)} from clean labels")
     wide = {"colspan": str(span)} if span > 1 else {}
     found = "none" if seen.ours == NONE else None
-    return element("td", text, seen.marks, absent, paper, data_heading=heading, class_=found, **wide)
+    return element("td", text, seen.marks, absent, points, paper, data_heading=heading, class_=found, **wide)
 
 
 def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
@@ -239,11 +246,7 @@ def _mean_megabytes(cells: Sequence[CellRecord]) -> str:
 
 
 def _left_out(grid: GridRecord) -> list[Markup]:
-    reasons: dict[str, list[str]] = {}
-    for cell in grid.cells:
-        if cell.facts.get("left_out"):
-            reasons.setdefault(str(cell.facts["left_out"]), []).append(cell.name)
-    if not reasons:
+    if not grid.left_out:
         return []
     items = [
         element(
@@ -251,7 +254,7 @@ def _left_out(grid: GridRecord) -> list[Markup]:
             f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}: {reason}",
             element("details", element("summary", "which"), ", ".join(cells)),
         )
-        for reason, cells in reasons.items()
+        for reason, cells in grid.left_out.items()
     ]
     return [element("section", element("h2", "Left out"), element("ul", *items))]
 

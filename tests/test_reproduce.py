@@ -342,6 +342,11 @@ def test_the_lists_say_what_is_here_and_how_long_it_takes() -> None:
     assert "in place of" in cells.output
     assert "left out" in cells.output
     assert re.search(r"8 runs, about .* with \d at a time", cells.output)
+    noisy = feddle(
+        "reproduce", "noisy-labels", "--quick", "--list", "--cells", "noise0.2", "--methods", "fedbuff"
+    ).output
+    assert noisy.startswith("How much a fifth of random labels costs. Not a table of the paper")
+    assert "noise0 is clean labels, noise0.2 is 20 % of the labels random" in noisy
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

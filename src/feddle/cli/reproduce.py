@@ -105,7 +105,7 @@ def reproduce(
     out = out or Path("runs") / (table + ("-quick" if quick else ""))
     order = Order(overrides, _seeds(seeds), jobs, out, quick, quiet, track)
     if listing:
-        _list_cells(picked, order)
+        _list_cells(grid, picked, order)
     else:
         _run(grid, picked, order)
 
@@ -207,11 +207,15 @@ def _list_tables() -> None:
     click.echo("here: cells whose data and model can be had on this machine; `feddle reproduce TABLE --list` says more")
 
 
-def _list_cells(picked: Sequence["Cell"], order: Order) -> None:
+def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     from feddle.reproduce.estimate import core_seconds
+    from feddle.reproduce.grid import glossary
     from feddle.reproduce.plan import plan
     from feddle.reproduce.runner import cores
 
+    click.echo(f"{grid.title}. {grid.note}".rstrip())
+    if told := glossary(grid):
+        click.echo("In the names " + ", ".join(f"{short} is {words}" for short, words in told.items()) + ".")
     table = Table("cell", "paper", "one core", "note", box=None, pad_edge=False)
     notes: dict[str, int] = {}
     total, runs = 0.0, 0

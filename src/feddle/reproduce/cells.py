@@ -28,6 +28,7 @@ from feddle.runtimes.simulation import Delays
 from feddle.version import __version__, source_digest
 
 RECORD = "cell.json"
+source_digest()  # remembered as the code is loaded: what is edited while a grid runs is not what its cells run
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,13 @@ def words(axis: str, value: Value) -> str:
     return str(number["words"].format(value, percent=100 * float(value)))
 
 
+def glossary(grid: Grid) -> dict[str, str]:
+    """What the numbers in the names of cells stand for, in words."""
+    parts = _read("tables/parts.yaml")
+    pairs = [(axis, value) for axis, values in grid.axes.items() if axis in parts["numbers"] for value in values]
+    return {_short(parts, axis, value): words(axis, value) for axis, value in pairs}
+
+
 def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dict[str, Value], *, quick: bool) -> Cell:
     parts = _read("tables/parts.yaml")
     setting = {**table.get("fixed", {}), **whole}

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,25 @@ def test_only_cells_in_the_papers_setting_are_compared_with_it(tmp_path: Path) -
     assert "No cell is compared with the paper" in " ".join(lead(grid))
 
 
+def test_averages_are_over_the_settings_that_all_rows_have(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES)
+    shutil.rmtree(tmp_path / "g" / "cnn/cifar10/5/fedbuff")
+    text = " ".join(lead(read_grid(grid.folder)))
+    assert "Feddle-Id reaches 75.0 % in the one setting that all have, Feddle-Ood 65.0 %" in text
+
+
+def test_curves_are_grouped_as_in_the_paper(tmp_path: Path) -> None:
+    def servers(name: str, _: dict[str, Any]) -> dict[str, Any]:
+        return {"server": "none" if "fedbuff" in name else "outside" if "ood" in name else "own"}
+
+    heads = Document(grid_page([altered(make_grid(tmp_path / "g", CURVES), servers)])).inside("figcaption")
+    assert [head.rpartition(". ")[2] for head in heads[:2]] == [
+        "With in-domain data at the server",
+        "Without in-domain data at the server",
+    ]
+    assert not any("another domain" in head for head in heads)
+
+
 # What is bold
 
 
@@ -84,13 +104,13 @@ def test_bold_is_the_best_with_and_the_best_without_data_at_the_server(tmp_path:
         return {"server": "none" if "fedbuff" in name else "outside" if "ood" in name else "own"}
 
     grid = make_grid(tmp_path / "g", CURVES)
-    assert "with and of those without" not in legend(grid)
+    assert "as in the paper" not in legend(grid)
     grid = altered(grid, servers)
     seen = {row: view(grid.panels[0], row, 0) for row in CURVES}
     assert [row for row, each in seen.items() if each and each.best] == ["feddle-id", "feddle-ood"]
     assert [row for row, each in seen.items() if each and each.leads] == ["feddle-id"]
     assert headline(grid) == "Feddle-Id is best in 2 of 2 settings"
-    assert "of those with and of those without in-domain data" in legend(grid)
+    assert "of the methods with and of those without in-domain data" in legend(grid)
 
 
 # What was really run

@@ -36,7 +36,7 @@ def draw(grid: GridRecord, folder: Path, ending: str) -> list[Path]:
             figure.supxlabel(notes, fontsize=5)
             axes.legend(fontsize=7, ncols=2, frameon=False)
             axes.spines[["top", "right"]].set_visible(False)
-            name = re.sub(r"[^\w.+-]+", "-", f"{grid.facts['grid']}-{panel.title}-{words}").strip("-")
+            name = re.sub(r"[^\w.+]+", "-", f"{grid.facts['grid']}-{panel.title}-{words}").strip("-")
             path = folder / f"{name}.{ending}"
             folder.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=200)

@@ -27,10 +27,9 @@ _HEADS = {
     "dirichlet": "Dir(α): how unevenly the classes are spread over the clients; 0.1 is very uneven, 1 much less.",
     "delay_sigma": "σ: how late updates come back, in rounds, as the spread of a half-normal distribution.",
 }
-_SERVER = {
-    "own": "With in-domain data at the server",
-    "none": "Without server data",
-    "outside": "Guided by data of another domain",
+_SERVER = {  # the two halves of the paper's convergence plots
+    ("own",): "With in-domain data at the server",
+    ("none", "outside"): "Without in-domain data at the server",
 }
 
 
@@ -59,7 +58,7 @@ def _opening(grid: GridRecord) -> Markup:
         element("h1", headline(grid)),
         element("p", QUICK, class_="alert") if grid.quick else None,
         *(element("p", text, class_="alert") for text in warnings(grid)),
-        element("p", " ".join(lead(grid)), class_="lead"),
+        element("p", " ".join(lead(grid)).replace(" %", "\N{NO-BREAK SPACE}%"), class_="lead"),
         element("p", said, class_="quiet") if said else None,
         element("p", note, class_="quiet") if note else None,
     )
@@ -122,12 +121,12 @@ def _cell(seen: View | None, heading: str, span: int = 1) -> Markup:
 def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
     charts = []
     for column, words in enumerate(panel.column_words):
-        for server, title in _SERVER.items():
-            curves = _lines(grid, panel, column, server)
+        for servers, title in _SERVER.items():
+            curves = _lines(grid, panel, column, servers)
             if any(panel.rows[curve.index] != CENTER for curve in curves):
                 charts.append(curve_chart(curves, f"{words}. {title}"))
         for key in grid.facts.get("figure") or ():
-            drawn = _lines(grid, panel, column, None, key) if key in _QUANTITIES else []
+            drawn = _lines(grid, panel, column, (), key) if key in _QUANTITIES else []
             if any(curve.points for curve in drawn):
                 charts.append(curve_chart(drawn, f"{words}. {_QUANTITIES[key]}", unit=""))
     if not charts:
@@ -137,12 +136,12 @@ def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
     return [element("p", f"Accuracy of the server’s model after each round.{band}", class_="quiet"), *charts]
 
 
-def _lines(grid: GridRecord, panel: Panel, column: int, server: str | None, key: str = "accuracy") -> list[Curve]:
+def _lines(grid: GridRecord, panel: Panel, column: int, servers: Sequence[str], key: str = "accuracy") -> list[Curve]:
     """The curves of a column's rows, Center in every chart to compare with; colours are by row."""
     found = []
     for index, row in enumerate(panel.rows):
         cell = panel.at(row, column)
-        if cell is None or not cell.runs or (server not in (None, cell.facts.get("server")) and row != CENTER):
+        if cell is None or not cell.runs or (servers and cell.facts.get("server") not in servers and row != CENTER):
             continue
         points, band = mean_curve(cell, key)
         if points:

@@ -115,15 +115,20 @@ def _wins(panels: Sequence[Panel]) -> tuple[Counter[str], int]:
 
 
 def _standing(grid: GridRecord, panel: Panel) -> str:
-    means = {
-        row: fmean(cell.accuracy.mean for cell in cells if cell.accuracy)
-        for row in panel.rows
-        if (cells := [c for i in range(len(panel.columns)) if (c := panel.at(row, i)) is not None and c.accuracy])
-    }
-    if len(means) < 2:
+    """Who is ahead on average, over the columns that all rows have: else an easy setting would win."""
+    known: dict[str, dict[int, float]] = {}
+    for row in panel.rows:
+        cells = [(i, cell) for i in range(len(panel.columns)) if (cell := panel.at(row, i)) is not None]
+        if ours := {i: cell.accuracy.mean for i, cell in cells if cell.accuracy}:
+            known[row] = ours
+    shared = set.intersection(*map(set, known.values())) if known else set()
+    if len(known) < 2 or not shared:
         return ""
+    means = {row: fmean(ours[i] for i in shared) for row, ours in known.items()}
     order = sorted(means, key=lambda row: means[row], reverse=True)
     where = "" if len(panel.columns) == 1 else " on average over the settings"
+    if len(shared) < len(panel.columns):
+        where = " in the one setting that all have" if len(shared) == 1 else f"{where} that all have"
     first, second = order[:2]
     text = (
         f"{panel.title}: {row_words(grid, first)} reaches {100 * means[first]:.1f} %{where}, "

@@ -150,7 +150,11 @@ def test_a_table_says_what_random_labels_cost(tmp_path: Path) -> None:
     noise = [{"value": 0, "words": "clean labels"}, {"value": 0.2, "words": "20 % of the labels random"}]
     axes = {"label_noise": noise, **axes}
     grid = altered(grid, noisy, axes=axes)
-    small = Document(grid_page([grid])).inside("small")
+    page = Document(grid_page([grid]))
+    small = page.inside("small")
+    assert "\N{REPLACEMENT CHARACTER}" not in grid_page([grid])
+    assert any(head.startswith("Clean labels. With") for head in page.inside("figcaption"))
+    assert "Underlined" not in legend(grid)  # there is no Center
     assert "−2.0 from clean labels" in small
     assert "±0.0 from clean labels" in small
     words = " ".join(lead(grid))

@@ -11,7 +11,7 @@ from feddle.report.curves import Curve, curve_chart
 from feddle.report.grid_table import CENTER, QUICK, View, footnotes, legend, signed, view
 from feddle.report.grid_words import common_setting, headline, lead, really_run, row_notes
 from feddle.report.grids import CellRecord, GridRecord, Panel, mean_curve, row_words, spread_of
-from feddle.report.markup import Markup, element, join
+from feddle.report.markup import Markup, element, escape, join
 from feddle.report.page import document
 from feddle.report.price import price, staleness, target_of
 from feddle.report.strip import coefficient_charts
@@ -58,7 +58,7 @@ def _opening(grid: GridRecord) -> Markup:
         element("h1", headline(grid)),
         element("p", QUICK, class_="alert") if grid.quick else None,
         *(element("p", text, class_="alert") for text in warnings(grid)),
-        element("p", " ".join(lead(grid)).replace(" %", "\N{NO-BREAK SPACE}%"), class_="lead"),
+        element("p", Markup(escape(" ".join(lead(grid))).replace(" %", "&nbsp;%")), class_="lead"),
         element("p", said, class_="quiet") if said else None,
         element("p", note, class_="quiet") if note else None,
     )
@@ -85,7 +85,8 @@ def _table(grid: GridRecord, panel: Panel) -> Markup:
     head = element("tr", *(element("th", text, scope="col") for text in ("", *panel.column_words)))
     rows = [_row(grid, panel, row) for row in panel.rows]
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
-    notes = [*heads, legend(grid) + " Small: the paper’s number.", *footnotes(grid)]
+    small = " Small: the paper’s number." if any(cell.paper for cell in grid.cells) else ""
+    notes = [*heads, legend(grid) + small, *footnotes(grid)]
     told = [element("li", element("strong", row_words(grid, row)), f" {text}.") for row, text in row_notes(panel)]
     return join(
         element("table", element("thead", head), element("tbody", *rows), class_="results cells"),
@@ -124,16 +125,21 @@ def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
         for servers, title in _SERVER.items():
             curves = _lines(grid, panel, column, servers)
             if any(panel.rows[curve.index] != CENTER for curve in curves):
-                charts.append(curve_chart(curves, f"{words}. {title}"))
+                charts.append(curve_chart(curves, f"{_begun(words)}. {title}"))
         for key in grid.facts.get("figure") or ():
             drawn = _lines(grid, panel, column, (), key) if key in _QUANTITIES else []
             if any(curve.points for curve in drawn):
-                charts.append(curve_chart(drawn, f"{words}. {_QUANTITIES[key]}", unit=""))
+                charts.append(curve_chart(drawn, f"{_begun(words)}. {_QUANTITIES[key]}", unit=""))
     if not charts:
         return [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
     band = " Bands span the seeds, lines are their mean." if several else " One seed, so no bands."
     return [element("p", f"Accuracy of the server’s model after each round.{band}", class_="quiet"), *charts]
+
+
+def _begun(words: str) -> str:
+    """A column's head as a sentence begins; σ stays small."""
+    return words[:1].upper() + words[1:] if words.isascii() else words
 
 
 def _lines(grid: GridRecord, panel: Panel, column: int, servers: Sequence[str], key: str = "accuracy") -> list[Curve]:
@@ -175,7 +181,7 @@ def _staleness(panel: Panel) -> list[Markup]:
     for column, words in enumerate(panel.column_words):
         cells = [cell for row in panel.rows if (cell := panel.cells.get((row, column))) is not None]
         values = max((staleness([cell]) for cell in cells), key=lambda found: (sum(found), len(found)), default=[])
-        charts += [staleness_chart(values, words)] if values else []
+        charts += [staleness_chart(values, _begun(words))] if values else []
     if not charts:
         return []
     text = "How many rounds after it was asked for an update arrived, over all updates of a method that uses late ones."

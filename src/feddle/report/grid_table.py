@@ -62,13 +62,14 @@ def signed(points: float) -> str:
 
 def legend(grid: GridRecord) -> str:
     """What the numbers are, and what bold and underlined mean."""
+    above = " Underlined: above Center." if any(cell.key.get("method") == CENTER for cell in grid.cells) else ""
     both = len({_has_own(cell) for cell in grid.cells if cell.runs}) > 1
     groups = (
         " and, as in the paper, of the methods with and of those without in-domain data at the server" if both else ""
     )
     return (
         "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; mean ± standard deviation"
-        f" where there are several seeds. Bold: the best of its column{groups}. Underlined: above Center."
+        f" where there are several seeds. Bold: the best of its column{groups}.{above}"
     )
 
 

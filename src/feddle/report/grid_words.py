@@ -171,5 +171,6 @@ def _noise(grid: GridRecord, panel: Panel) -> str:
         losses = {row: found.from_clean for row, found in seen.items() if found.from_clean is not None}
         told = [f"{row_words(grid, row)} {signed(losses[row])}" for row in sorted(losses, key=lambda r: -losses[r])]
         if told:
-            sentences.append(f"{panel.title}, {words}, in points from clean labels: {', '.join(told)}.")
+            where = f"{panel.title}, {words}" if len(grid.panels) > 1 else words
+            sentences.append(f"{where}, in points from clean labels: {', '.join(told)}.")
     return " ".join(sentences)

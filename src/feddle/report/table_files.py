@@ -96,10 +96,11 @@ def _markdown_cell(seen: View | None) -> tuple[str, str]:
 
 def _latex_panel(grid: GridRecord, panel: Panel) -> str:
     notes = [*([QUICK] if grid.quick else []), legend(grid), *footnotes(grid), *warnings(grid), *_left_out(grid)]
+    small = " Small: the paper." if any(cell.paper for cell in panel.cells.values()) else ""
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_tex(grid.facts['title'])}: {_tex(panel.title)}. Small: the paper.}}",
+        rf"\caption{{{_tex(grid.facts['title'])}: {_tex(panel.title)}.{small}}}",
         rf"\begin{{tabular}}{{l{'c' * len(panel.columns)}}}",
         r"\toprule",
         " & ".join(["", *map(_tex, panel.column_words)]) + r" \\",

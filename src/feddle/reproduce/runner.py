@@ -204,10 +204,10 @@ def mixed(tasks: Sequence[Task]) -> list[str]:
 
 def without_strangers(tasks: Sequence[Task]) -> tuple[list[Task], list[str]]:
     """The tasks but for new seeds of cells that were run with another config, since no cell is of two; and these."""
-    strange = [task for task in tasks if not (task.folder / "config.yaml").exists() and other_configs(task)]
+    strange = {task.label: task for task in tasks if not (task.folder / "config.yaml").exists() and other_configs(task)}
     told = [
         f"{task.label}: not run, since the cell's other seeds have another config; "
         f"remove {task.folder.parent} to run them all again, or name another folder with --out"
-        for task in strange
+        for task in strange.values()
     ]
-    return [task for task in tasks if task not in strange], told
+    return [task for task in tasks if task.label not in strange], told

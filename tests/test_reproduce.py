@@ -22,19 +22,21 @@ from feddle.experiment.folder import RunFolder
 from feddle.experiment.load import parse_config
 from feddle.experiment.trackers import numbers, open_tracker
 from feddle.learning.datasets import catalogue
+from feddle.report.belonging import warnings
 from feddle.report.export import export
 from feddle.report.grid_page import grid_page
-from feddle.report.grid_table import to_csv, to_latex, to_markdown
-from feddle.report.grid_words import headline, lead, warnings
+from feddle.report.grid_words import headline, lead
 from feddle.report.grids import GridRecord, mean_curve, read_grid
 from feddle.report.price import price
+from feddle.report.table_files import to_csv, to_latex, to_markdown
 from feddle.reproduce.cells import Ended, Task, read_record, run_task
 from feddle.reproduce.cost import measure
 from feddle.reproduce.estimate import core_seconds
-from feddle.reproduce.grid import chosen, load_grid, names, paper
+from feddle.reproduce.grid import chosen, load_grid, names, paper, words
 from feddle.reproduce.plan import config_hash, plan
 from feddle.reproduce.runner import open_folder, run_tasks
 from feddle.runtimes.simulation import Delays
+from feddle.version import source_digest
 from test_report import Document, drawings, make_run
 from tiny import TINY, tiny
 
@@ -157,12 +159,26 @@ def test_cells_are_picked_by_parts_of_their_names() -> None:
     assert [c.name for c in chosen(grid, ["cifar10/dir0.1/sigma20"], ["fedavg"])] == [
         "cnn/cifar10/dir0.1/sigma20/fedavg"
     ]
+    assert len(chosen(grid, ["cifar10"], [])) == 41  # not cifar100's too
+    assert len(chosen(grid, ["cnn/cifar10/dir0.1/sigma20"], [])) == 10
+    assert {c.key["method"] for c in chosen(grid, ["feddle"], [])} == {"feddle-id", "feddle-ood"}
+    assert {c.key["label_noise"] for c in chosen(load_grid("noisy-labels"), ["noise0"], [])} == {0}
     with pytest.raises(FeddleError, match="no cell of results-out-domain-cnn matches mars"):
         chosen(grid, ["mars"], [])
     with pytest.raises(FeddleError, match="has no row 'fedavgg'"):
         chosen(grid, [], ["fedavgg"])
     with pytest.raises(FeddleError, match="did you mean results-noisy"):
         load_grid("results-nosy")
+
+
+def test_shares_of_random_labels_read_well() -> None:
+    assert [words("label_noise", value) for value in (0, 0.1, 0.2)] == [
+        "clean labels",
+        "10 % of the labels random",
+        "20 % of the labels random",
+    ]
+    assert [words("delay_sigma", 20), words("dirichlet", 0.1)] == ["σ = 20", "Dir(0.1)"]
+    assert words("regularisation", 0.0) == "λ = 0"
 
 
 def test_the_hash_of_a_config_is_of_what_is_computed() -> None:
@@ -199,6 +215,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     digits = next(entry for entry in catalogue() if entry.name == "digits")
     assert record["data"] == {"digits": digits.sha256}
     held = json.loads((out / "grid.json").read_text())["cells"]
+    assert record["source"] == source_digest()
     assert record["config"] == held["cnn/fashion-mnist/dir0.1/sigma20/fedbuff"]["config"]
     html = (out / "report.html").read_text()
     assert drawings(html, "curves")
@@ -211,6 +228,17 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     other = reproduce(out, rounds=6)
     assert "finished with another config" in other.output
     assert "Made with another config than the grid’s" in other.output
+    assert "rounds=4" in other.output  # what the results were really run with
+    assert "rounds=6" not in other.output
+    one_more = reproduce(out, "--seeds", "1", rounds=6)
+    assert "seed 1: not run, since the cell's other seeds have another config" in one_more.output
+    assert sorted(out.glob("**/result.json")) == runs
+    broken = reproduce(out, **{"data.image_size": "none"})  # cells that cannot be had now, but were
+    assert "left out, 2 cells" in broken.output
+    assert "left out because" not in broken.output
+    same = reproduce(out)
+    assert "another config" not in same.output
+    assert {path: json.loads(path.read_bytes())["accuracy"] for path in runs}[runs[0]] == accuracy
     full = feddle("reproduce", CNN, "--out", out, "--cells", "center")
     assert isinstance(full.exception, FeddleError)
     assert "never mixed" in str(full.exception)
@@ -230,6 +258,23 @@ def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert display.begun == [half.label]
     lines = [(task.folder / "history.jsonl").read_text() for task in (whole, half)]
     assert lines[0] == lines[1]
+    assert "resumed_by" not in read_record(half.folder)
+
+
+def test_another_source_that_goes_on_with_a_cell_is_noted(tmp_path: Path) -> None:
+    task = task_in(tmp_path / "a", checkpoint={"every": 1})
+
+    def stop(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_task(task, stop)
+    record = {**read_record(task.folder), "source": "0" * 64}
+    (task.folder / "cell.json").write_text(json.dumps(record))
+    assert run_task(task, lambda _: None).reason == ""
+    assert read_record(task.folder) == {**record, "resumed_by": [source_digest()]}
+    run_task(task, lambda _: None)  # finished: nobody goes on with it
+    assert read_record(task.folder)["resumed_by"] == [source_digest()]
 
 
 def test_a_cell_that_was_stopped_before_its_record_is_not_taken_for_another(tmp_path: Path) -> None:
@@ -297,6 +342,11 @@ def test_the_lists_say_what_is_here_and_how_long_it_takes() -> None:
     assert "in place of" in cells.output
     assert "left out" in cells.output
     assert re.search(r"8 runs, about .* with \d at a time", cells.output)
+    noisy = feddle(
+        "reproduce", "noisy-labels", "--quick", "--list", "--cells", "noise0.2", "--methods", "fedbuff"
+    ).output
+    assert noisy.startswith("How much a fifth of random labels costs. Not a table of the paper")
+    assert "noise0 is clean labels, noise0.2 is 20 % of the labels random" in noisy
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -397,6 +447,13 @@ def test_a_report_says_when_results_do_not_belong_together(tmp_path: Path) -> No
         assert told in text
     assert "Without a record" in text
     assert "same seeds" in text
+    assert "source" not in text  # older records do not say
+    made = {"config": "c", "source": "a" * 64, "resumed_by": ["b" * 64], "model": "m"}
+    (runs[0] / "cell.json").write_text(json.dumps(made))
+    (runs[1] / "cell.json").write_text(json.dumps({"config": "c", "model": "n"}))
+    text = " ".join(warnings(read_grid(folder)))
+    assert "different states of feddle’s source: aaaaaaaaaaaa, bbbbbbbbbbbb and unknown" in text
+    assert "different contents of the model’s folder" in text
 
 
 def test_tables_for_a_paper(tmp_path: Path) -> None:

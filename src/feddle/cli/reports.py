@@ -93,8 +93,9 @@ def show_runs(folders: Sequence[Path], page: Path) -> None:
 
 def _print_grid(grid: "GridRecord") -> None:
     """The tables and the sentences of a grid on the terminal."""
+    from feddle.report.belonging import warnings
     from feddle.report.grid_table import QUICK, footnotes, view
-    from feddle.report.grid_words import lead, warnings
+    from feddle.report.grid_words import lead
     from feddle.report.grids import row_words
 
     for panel in grid.panels:

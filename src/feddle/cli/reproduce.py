@@ -50,7 +50,12 @@ class Order:
 @click.option(
     "--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with an estimate of the time."
 )
-@click.option("--cells", multiple=True, metavar="TEXT", help="Only cells whose name contains this; may be given often.")
+@click.option(
+    "--cells",
+    multiple=True,
+    metavar="TEXT",
+    help="Only cells whose name has this between slashes (cifar10, dir0.1/sigma20), else anywhere; may be given often.",
+)
 @click.option("--methods", default="", help="Only these rows, separated by commas.")
 @click.option("--seeds", default="0", show_default=True, help="The seeds, separated by commas; the paper has three.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time; by default one a core.")
@@ -100,7 +105,7 @@ def reproduce(
     out = out or Path("runs") / (table + ("-quick" if quick else ""))
     order = Order(overrides, _seeds(seeds), jobs, out, quick, quiet, track)
     if listing:
-        _list_cells(picked, order)
+        _list_cells(grid, picked, order)
     else:
         _run(grid, picked, order)
 
@@ -129,10 +134,11 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     count = len(order.seeds) * sum(each.config is not None for each in planned)
     jobs = min(order.jobs or runner.cores(), max(count, 1))
     spare = runner.cores() // jobs
-    tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
+    wanted = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
+    tasks, strange = runner.without_strangers(wanted)
     held = runner.keep(out, held, grid, planned, **facts)
     _tell_left_out(planned)
-    for text in runner.mixed(tasks):
+    for text in (*runner.mixed(tasks), *strange):
         click.echo(text, err=True)
     waiting = [task for task in tasks if not is_done(task)]
     failed: dict[str, Ended] = {}
@@ -161,12 +167,12 @@ def _report(failed: "dict[str, Ended]", out: Path) -> None:
 
 def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
     """Get the data before the display starts; what cannot be had is a reason to leave a cell out."""
-    from feddle.reproduce.plan import data_of, get
+    from feddle.reproduce.plan import Wanted, data_of, get
 
-    reasons: dict[tuple[str, str | None], str] = {}
+    reasons: dict[Wanted, str] = {}
     for wanted in dict.fromkeys(pair for each in planned for pair in data_of(each)):
         try:
-            get(*wanted, quiet=quiet)
+            get(wanted, quiet=quiet)
         except FeddleError as error:
             reasons[wanted] = str(error)
     result = []
@@ -201,11 +207,15 @@ def _list_tables() -> None:
     click.echo("here: cells whose data and model can be had on this machine; `feddle reproduce TABLE --list` says more")
 
 
-def _list_cells(picked: Sequence["Cell"], order: Order) -> None:
+def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     from feddle.reproduce.estimate import core_seconds
+    from feddle.reproduce.grid import glossary
     from feddle.reproduce.plan import plan
     from feddle.reproduce.runner import cores
 
+    click.echo(f"{grid.title}. {grid.note}".rstrip())
+    if told := glossary(grid):
+        click.echo("In the names " + ", ".join(f"{short} is {words}" for short, words in told.items()) + ".")
     table = Table("cell", "paper", "one core", "note", box=None, pad_edge=False)
     notes: dict[str, int] = {}
     total, runs = 0.0, 0

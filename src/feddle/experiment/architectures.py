@@ -71,8 +71,8 @@ class Transformers(ModelConfig):
 
     name: Literal["transformers"] = "transformers"
     path: str = Field(
-        description="a folder with `config.json` and safetensors (Hugging Face's layout, or timm's for a ViT), or a "
-        "name of `feddle weights list`"
+        description="a folder with `config.json` and safetensors (Hugging Face's layout, or timm's for a ViT), "
+        "also one in `weights` of the cache folder; or a name of `feddle weights list`"
     )
     lora: Lora | None = Field(None, description="by default none: every layer is trained; `{}` for some")
 

@@ -86,8 +86,9 @@ class ServerData(Strict):
         ge=0,
         le=100_000_000,
         strict=True,
-        description="its images; in-domain they come from the test set, and the rest measures accuracy; by default "
-        "1000 or half of a smaller test set, or all training images of another data set",
+        description="its images, of another data set at most so many; in-domain they come from the test set, and the "
+        "rest measures accuracy; by default 1000 or half of a smaller test set, or all training images of another data "
+        "set",
     )
     samples_per_round: Count = Field(2000, description="of these, how many a round uses at most, drawn anew each time")
     label_noise: Share = Field(0.0, description="share of the server's labels replaced by another class")

@@ -99,6 +99,8 @@ def _drawn(rows: Labelled, config: cfg.Config, collection: Collection) -> Exampl
     """As many of the rows as a config asks for, all by default, as what the server holds."""
     data, count = config.data, len(rows)
     samples = count if data.server.samples is None else data.server.samples
+    if is_outside(data):  # a copy of ImageNet may hold less than all of it
+        samples = min(samples, count)
     if not 0 < samples <= count:
         raise FeddleError(
             f"data.server.samples must be from 1 to the {count} images of {collection.name}, got {samples}"

@@ -13,6 +13,7 @@ from feddle.experiment import config as cfg
 from feddle.learning import weights
 from feddle.learning.mobilenet import MobileNetV2
 from feddle.learning.models import CNN
+from feddle.learning.places import cache_folder
 from feddle.learning.pretrained import Standardise, adopt, fix_statistics
 from feddle.learning.resnet import ResNet18
 
@@ -39,6 +40,17 @@ def fetch_weights(model: architectures.AnyModel, *, quiet: bool = False) -> None
             weights.fetch(model.name, folder=_folder(model), quiet=quiet)
         case architectures.Transformers(path=path) if path in weights.TRANSFORMERS:
             weights.fetch(path, quiet=quiet)
+
+
+def local_folder(path: str) -> Path:
+    """Where a model of your own is: the folder of this path, else the one of this name beside the fetched weights."""
+    folder, kept = Path(path).expanduser(), kept_folder(path)
+    return kept if kept.is_dir() and not folder.is_dir() else folder
+
+
+def kept_folder(path: str) -> Path:
+    """Where the cache folder may hold a model of your own."""
+    return cache_folder() / "weights" / path
 
 
 def _build_cnn(model: architectures.Cnn, data: cfg.Data, classes: int) -> nn.Module:
@@ -81,9 +93,8 @@ def _build_pretrained(
 def _build_transformer(model: architectures.Transformers, data: cfg.Data, classes: int, *, quiet: bool) -> nn.Module:
     from feddle.learning.hugging_face import Adapters, load_classifier  # it takes seconds to import
 
-    folder = (
-        weights.fetch(model.path, quiet=quiet) if model.path in weights.TRANSFORMERS else Path(model.path).expanduser()
-    )
+    named = model.path in weights.TRANSFORMERS
+    folder = weights.fetch(model.path, quiet=quiet) if named else local_folder(model.path)
     lora = model.lora
     adapters = None
     if lora is not None:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from feddle.report.grid_table import to_csv, to_latex, to_markdown
 from feddle.report.grids import GridRecord
 from feddle.report.page import write_document
+from feddle.report.table_files import to_csv, to_latex, to_markdown
 
 _TABLES = {"csv": ("csv", to_csv), "markdown": ("md", to_markdown), "latex": ("tex", to_latex)}
 

@@ -2,10 +2,12 @@
 
 import re
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from feddle.core.errors import FeddleError
 from feddle.report.chart import COLOURS
+from feddle.report.grid_table import footnotes, view
 from feddle.report.grids import GridRecord, Panel, mean_curve, row_words
 
 _INK = ("#0b4a94", "#d0700f", "#147f46", "#8a3a66", "#1f8fef", "#9d1a05")  # as on the page, in daylight
@@ -29,10 +31,12 @@ def draw(grid: GridRecord, folder: Path, ending: str) -> list[Path]:
                 continue
             axes.set_xlabel("round")
             axes.set_ylabel("accuracy, %")
-            axes.set_title(f"{panel.title}, {words}" + (" (quick)" if grid.quick else ""), fontsize=9)
+            axes.set_title(f"{panel.title}, {words}", fontsize=9)
+            notes = "\n".join(line for text in footnotes(grid) for line in wrap(text, 110))
+            figure.supxlabel(notes, fontsize=5)
             axes.legend(fontsize=7, ncols=2, frameon=False)
             axes.spines[["top", "right"]].set_visible(False)
-            name = re.sub(r"[^\w.+-]+", "-", f"{grid.facts['grid']}-{panel.title}-{words}").strip("-")
+            name = re.sub(r"[^\w.+]+", "-", f"{grid.facts['grid']}-{panel.title}-{words}").strip("-")
             path = folder / f"{name}.{ending}"
             folder.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=200)
@@ -47,9 +51,16 @@ def _curves(axes: Any, grid: GridRecord, panel: Panel, column: int) -> bool:
         points, band = ([], []) if cell is None or not cell.runs else mean_curve(cell)
         if not points:
             continue
+        seen = view(panel, row, column)
+        marks = "" if seen is None else seen.marks
         ink, style = _INK[index % COLOURS], _STYLES[index // COLOURS % len(_STYLES)]
         axes.plot(
-            [at for at, _ in points], [100 * v for _, v in points], style, color=ink, lw=1.2, label=row_words(grid, row)
+            [at for at, _ in points],
+            [100 * v for _, v in points],
+            style,
+            color=ink,
+            lw=1.2,
+            label=row_words(grid, row) + marks,
         )
         if band:
             low, high = ([100 * entry[i] for entry in band] for i in (1, 2))

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import yaml
 
 from feddle.report.bars import staleness_chart
+from feddle.report.belonging import warnings
 from feddle.report.curves import Curve, curve_chart
-from feddle.report.grid_table import CENTER, LEGEND, QUICK, View, footnotes, view
-from feddle.report.grid_words import common_setting, headline, lead, row_notes, warnings
+from feddle.report.grid_table import CENTER, QUICK, View, footnotes, legend, signed, view
+from feddle.report.grid_words import common_setting, headline, lead, really_run, row_notes
 from feddle.report.grids import CellRecord, GridRecord, Panel, mean_curve, row_words, spread_of
-from feddle.report.markup import Markup, element, join
+from feddle.report.markup import Markup, element, escape, join
 from feddle.report.page import document
 from feddle.report.price import price, staleness, target_of
 from feddle.report.strip import coefficient_charts
@@ -26,10 +27,9 @@ _HEADS = {
     "dirichlet": "Dir(α): how unevenly the classes are spread over the clients; 0.1 is very uneven, 1 much less.",
     "delay_sigma": "σ: how late updates come back, in rounds, as the spread of a half-normal distribution.",
 }
-_SERVER = {
-    "own": "With in-domain data at the server",
-    "none": "Without server data",
-    "outside": "Guided by data of another domain",
+_SERVER = {  # the two halves of the paper's convergence plots
+    ("own",): "With in-domain data at the server",
+    ("none", "outside"): "Without in-domain data at the server",
 }
 
 
@@ -58,7 +58,7 @@ def _opening(grid: GridRecord) -> Markup:
         element("h1", headline(grid)),
         element("p", QUICK, class_="alert") if grid.quick else None,
         *(element("p", text, class_="alert") for text in warnings(grid)),
-        element("p", " ".join(lead(grid)), class_="lead"),
+        element("p", Markup(escape(" ".join(lead(grid))).replace(" %", "&nbsp;%")), class_="lead"),
         element("p", said, class_="quiet") if said else None,
         element("p", note, class_="quiet") if note else None,
     )
@@ -68,7 +68,7 @@ def _panel(grid: GridRecord, panel: Panel, target: float | None) -> list[Markup]
     if not any(cell.runs for cell in panel.cells.values()):
         return []
     return [
-        element("section", element("h2", f"Accuracy: {panel.title}"), _table(grid, panel)),
+        element("section", element("h2", f"Accuracy: {panel.title}"), _ran(panel), _table(grid, panel)),
         element("section", element("h2", f"Over rounds: {panel.title}"), *_curves(grid, panel)),
         *_coefficients(grid, panel),
         *_staleness(panel),
@@ -76,11 +76,17 @@ def _panel(grid: GridRecord, panel: Panel, target: float | None) -> list[Markup]
     ]
 
 
+def _ran(panel: Panel) -> Markup | None:
+    text = really_run(panel)
+    return element("p", text, class_="quiet") if text else None
+
+
 def _table(grid: GridRecord, panel: Panel) -> Markup:
     head = element("tr", *(element("th", text, scope="col") for text in ("", *panel.column_words)))
     rows = [_row(grid, panel, row) for row in panel.rows]
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
-    notes = [*heads, LEGEND + " Small: the paper’s number.", *footnotes(grid)]
+    small = " Small: the paper’s number." if any(cell.paper for cell in grid.cells) else ""
+    notes = [*heads, legend(grid) + small, *footnotes(grid)]
     told = [element("li", element("strong", row_words(grid, row)), f" {text}.") for row, text in row_notes(panel)]
     return join(
         element("table", element("thead", head), element("tbody", *rows), class_="results cells"),
@@ -107,22 +113,23 @@ def _cell(seen: View | None, heading: str, span: int = 1) -> Markup:
     reason = seen.cell.facts.get("left_out")
     paper = element("small", f"paper {seen.paper}") if seen.paper != NONE else None
     absent = element("small", "left out") if reason and not seen.cell.runs else None
+    points = None if seen.from_clean is None else element("small", f"{signed(seen.from_clean)} from clean labels")
     wide = {"colspan": str(span)} if span > 1 else {}
     found = "none" if seen.ours == NONE else None
-    return element("td", text, seen.marks, absent, paper, data_heading=heading, class_=found, **wide)
+    return element("td", text, seen.marks, absent, points, paper, data_heading=heading, class_=found, **wide)
 
 
 def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
     charts = []
     for column, words in enumerate(panel.column_words):
-        for server, title in _SERVER.items():
-            curves = _lines(grid, panel, column, server)
+        for servers, title in _SERVER.items():
+            curves = _lines(grid, panel, column, servers)
             if any(panel.rows[curve.index] != CENTER for curve in curves):
-                charts.append(curve_chart(curves, f"{words}. {title}"))
+                charts.append(curve_chart(curves, f"{_begun(words)}. {title}"))
         for key in grid.facts.get("figure") or ():
-            drawn = _lines(grid, panel, column, None, key) if key in _QUANTITIES else []
+            drawn = _lines(grid, panel, column, (), key) if key in _QUANTITIES else []
             if any(curve.points for curve in drawn):
-                charts.append(curve_chart(drawn, f"{words}. {_QUANTITIES[key]}", unit=""))
+                charts.append(curve_chart(drawn, f"{_begun(words)}. {_QUANTITIES[key]}", unit=""))
     if not charts:
         return [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
@@ -130,12 +137,17 @@ def _curves(grid: GridRecord, panel: Panel) -> list[Markup]:
     return [element("p", f"Accuracy of the server’s model after each round.{band}", class_="quiet"), *charts]
 
 
-def _lines(grid: GridRecord, panel: Panel, column: int, server: str | None, key: str = "accuracy") -> list[Curve]:
+def _begun(words: str) -> str:
+    """A column's head as a sentence begins; σ stays small."""
+    return words[:1].upper() + words[1:] if words.isascii() else words
+
+
+def _lines(grid: GridRecord, panel: Panel, column: int, servers: Sequence[str], key: str = "accuracy") -> list[Curve]:
     """The curves of a column's rows, Center in every chart to compare with; colours are by row."""
     found = []
     for index, row in enumerate(panel.rows):
         cell = panel.at(row, column)
-        if cell is None or not cell.runs or (server not in (None, cell.facts.get("server")) and row != CENTER):
+        if cell is None or not cell.runs or (servers and cell.facts.get("server") not in servers and row != CENTER):
             continue
         points, band = mean_curve(cell, key)
         if points:
@@ -169,7 +181,7 @@ def _staleness(panel: Panel) -> list[Markup]:
     for column, words in enumerate(panel.column_words):
         cells = [cell for row in panel.rows if (cell := panel.cells.get((row, column))) is not None]
         values = max((staleness([cell]) for cell in cells), key=lambda found: (sum(found), len(found)), default=[])
-        charts += [staleness_chart(values, words)] if values else []
+        charts += [staleness_chart(values, _begun(words))] if values else []
     if not charts:
         return []
     text = "How many rounds after it was asked for an update arrived, over all updates of a method that uses late ones."
@@ -239,11 +251,7 @@ def _mean_megabytes(cells: Sequence[CellRecord]) -> str:
 
 
 def _left_out(grid: GridRecord) -> list[Markup]:
-    reasons: dict[str, list[str]] = {}
-    for cell in grid.cells:
-        if cell.facts.get("left_out"):
-            reasons.setdefault(str(cell.facts["left_out"]), []).append(cell.name)
-    if not reasons:
+    if not grid.left_out:
         return []
     items = [
         element(
@@ -251,7 +259,7 @@ def _left_out(grid: GridRecord) -> list[Markup]:
             f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}: {reason}",
             element("details", element("summary", "which"), ", ".join(cells)),
         )
-        for reason, cells in reasons.items()
+        for reason, cells in grid.left_out.items()
     ]
     return [element("section", element("h2", "Left out"), element("ul", *items))]
 
@@ -280,7 +288,7 @@ def _made(made: object) -> list[tuple[str, str]]:
     if not isinstance(made, dict):
         return []
     found = [(name, str(made[name])) for name in ("feddle", "torch") if made.get(name)]
-    found += [("config", str(made["config"])[:12])] if made.get("config") else []
+    found += [(name, str(made[name])[:12]) for name in ("source", "config", "model") if made.get(name)]
     return found + [(f"data {name}", str(value)[:12]) for name, value in dict(made.get("data") or {}).items()]
 
 
@@ -291,7 +299,8 @@ def _again(grid: GridRecord) -> Markup:
     if own:
         return element("section", element("h2", "Run again"), element("ul", *items, class_="commands"))
     text = "Finished cells are not run again; stopped ones go on. The same cell and seed give the same number."
-    made = f"Grid written by feddle {grid.facts.get('feddle', '?')}."
+    source = str(grid.facts.get("source") or "")[:12]
+    made = f"Grid written by feddle {grid.facts.get('feddle', '?')}{f', source {source}' if source else ''}."
     return element(
         "section",
         element("h2", "Run again"),

@@ -1,14 +1,16 @@
-"""A grid's results as tables: what is best, what is above Center, and the paper's number beside ours."""
+"""A grid's results as a table shows them: what is best, what is above Center, and the paper's number beside ours."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from feddle.report.grids import CellRecord, GridRecord, Panel, Spread, row_words, spread_of
+from feddle.report.grids import CellRecord, GridRecord, Panel, Spread
 from feddle.report.summary import NONE
 
 CENTER = "center"
+QUICK = (
+    "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works; they"
+    " are not the paper’s setting, and not to be compared with its numbers."
+)
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,11 @@ class View:
     cell: CellRecord
     ours: str
     paper: str
-    best: bool
+    leads: bool  # the best of its column
+    best: bool  # that, or the best of those with the same data at the server
     above_center: bool
-    marks: str  # † a substitute guides, ‡ not run to the end
+    marks: str  # † a substitute guides, § changed by the user, ‡ not run to the end
+    from_clean: float | None  # points from the same cell with clean labels
 
 
 def view(panel: Panel, row: str, column: int) -> View | None:
@@ -28,19 +32,19 @@ def view(panel: Panel, row: str, column: int) -> View | None:
     cell = panel.at(row, column)
     if cell is None:
         return None
-    ours = _tenths(cell.accuracy)
-    others = [_tenths(each.accuracy) for other in panel.rows if (each := panel.at(other, column)) is not None]
-    center = panel.at(CENTER, column)
+    ours, center = _tenths(cell.accuracy), panel.at(CENTER, column)
     floor = None if center is None or row == CENTER else _tenths(center.accuracy)
-    known = [value for value in others if value is not None]
+    others = [each for other in panel.rows if (each := panel.at(other, column)) is not None]
+    leads = _is_best(ours, others)
     return View(
         cell,
         spread_text(cell.accuracy),
         NONE if cell.paper is None else f"{cell.paper[0]:.1f} ± {cell.paper[1]:.1f}",
-        best=ours is not None and len(known) > 1 and ours == max(known),
+        leads=leads,
+        best=leads or _is_best(ours, [each for each in others if _has_own(each) == _has_own(cell)]),
         above_center=ours is not None and floor is not None and ours > floor,
-        marks=("†" if cell.facts.get("substitute") and cell.runs else "")
-        + ("‡" if cell.runs and not cell.is_final else ""),
+        marks=_marks(cell),
+        from_clean=_from_clean(panel, row, column),
     )
 
 
@@ -51,129 +55,63 @@ def spread_text(spread: Spread | None) -> str:
     return f"{100 * spread.mean:.1f}" + ("" if spread.std is None else f" ± {100 * spread.std:.1f}")
 
 
+def signed(points: float) -> str:
+    """A difference in points: −1.2, +0.3."""
+    return f"{points:+.1f}".replace("-", "−") if points else "±0.0"
+
+
+def legend(grid: GridRecord) -> str:
+    """What the numbers are, and what bold and underlined mean."""
+    above = " Underlined: above Center." if any(cell.key.get("method") == CENTER for cell in grid.cells) else ""
+    both = len({_has_own(cell) for cell in grid.cells if cell.runs}) > 1
+    groups = (
+        " and, as in the paper, of the methods with and of those without in-domain data at the server" if both else ""
+    )
+    return (
+        "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; mean ± standard deviation"
+        f" where there are several seeds. Bold: the best of its column{groups}.{above}"
+    )
+
+
 def footnotes(grid: GridRecord) -> list[str]:
     """What the marks of the tables mean, only those that are there."""
+    ran = [cell for cell in grid.cells if cell.runs]
     notes = []
-    stand_ins = list(dict.fromkeys(c.facts["substitute"] for c in grid.cells if c.facts.get("substitute") and c.runs))
-    if stand_ins:
+    if stand_ins := list(dict.fromkeys(cell.facts["substitute"] for cell in ran if cell.facts.get("substitute"))):
         notes.append(f"† {'; '.join(stand_ins)}.")
-    if any(cell.runs and not cell.is_final for cell in grid.cells):
+    if changed := list(dict.fromkeys(text for cell in ran for text in cell.changed)):
+        notes.append(f"§ Run with {', '.join(changed)}.")
+    if any(not cell.is_final for cell in ran):
         notes.append("‡ Not run to the end, so not final.")
     return notes
 
 
-def to_markdown(grid: GridRecord) -> str:
-    """Every panel as a Markdown table."""
-    blocks = [f"# {grid.facts['title']}\n"]
-    if grid.quick:
-        blocks.append(f"**{QUICK}**\n")
-    for panel in grid.panels:
-        head = [grid.row_axis, *(text for words in panel.column_words for text in (words, "paper"))]
-        lines = [f"## {panel.title}\n", _bars(head), _bars(["---"] * len(head))]
-        for row in panel.rows:
-            texts = [row_words(grid, row)]
-            for column in range(len(panel.columns)):
-                seen = view(panel, row, column)
-                texts += (
-                    [NONE, NONE]
-                    if seen is None
-                    else [_marked(seen, "**", "**", "<u>", "</u>") + seen.marks, seen.paper]
-                )
-            lines.append(_bars(texts))
-        blocks.append("\n".join(lines) + "\n")
-    blocks += [f"{note}\n" for note in (LEGEND, *footnotes(grid))]
-    return "\n".join(blocks)
+def _is_best(ours: float | None, among: Sequence[CellRecord]) -> bool:
+    known = [value for each in among if (value := _tenths(each.accuracy)) is not None]
+    return len(known) > 1 and ours == max(known)
 
 
-def to_latex(grid: GridRecord) -> str:
-    """Every panel as a booktabs table; `\\usepackage{booktabs}`."""
-    return "\n".join(_latex_panel(grid, panel) for panel in grid.panels)
+def _has_own(cell: CellRecord) -> bool:
+    """Whether the server holds data of the clients' task: the paper compares methods with as much."""
+    return cell.facts.get("server") == "own"
 
 
-def to_csv(grid: GridRecord) -> str:
-    """One line a cell, with every number that the page has."""
-    axes = list(grid.facts["axes"])
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    numbers = ("mean", "std", "seeds", "last_mean", "last_std", "paper_mean", "paper_std")
-    costs = ("seconds", "bytes_up", "bytes_down", "negative_share")
-    writer.writerow([*axes, *numbers, *costs, "final", "quick", "substitute", "left_out"])
-    for cell in grid.cells:
-        ours, last = cell.accuracy, cell.last
-        means = [spread_of([getattr(run.summary, name) for run in cell.runs]) for name in costs]
-        writer.writerow(
-            [
-                *(cell.key.get(axis, "") for axis in axes),
-                *_three(ours),
-                *_three(last)[:2],
-                *(cell.paper or ("", "")),
-                *("" if each is None else f"{each.mean:g}" for each in means),
-                int(cell.is_final),
-                int(grid.quick),
-                cell.facts.get("substitute", ""),
-                cell.facts.get("left_out", ""),
-            ]
-        )
-    return out.getvalue()
+def _marks(cell: CellRecord) -> str:
+    if not cell.runs:
+        return ""
+    said = {"†": cell.facts.get("substitute"), "§": cell.changed, "‡": not cell.is_final}
+    return "".join(mark for mark, holds in said.items() if holds)
 
 
-LEGEND = (
-    "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; mean ± standard deviation where"
-    " there are several seeds. Bold: the best of its column. Underlined: above Center."
-)
-QUICK = (
-    "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works; they"
-    " are not the paper’s setting, and not to be compared with its numbers."
-)
-
-
-def _three(spread: Spread | None) -> tuple[str, str, str]:
-    if spread is None:
-        return "", "", ""
-    return f"{100 * spread.mean:.3f}", "" if spread.std is None else f"{100 * spread.std:.3f}", str(spread.count)
-
-
-def _latex_panel(grid: GridRecord, panel: Panel) -> str:
-    count = len(panel.columns)
-    lines = [
-        *([f"% {QUICK}"] if grid.quick else []),
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{_tex(grid.facts['title'])}: {_tex(panel.title)}. Small: the paper.}}",
-        rf"\begin{{tabular}}{{l{'c' * count}}}",
-        r"\toprule",
-        " & ".join(["", *map(_tex, panel.column_words)]) + r" \\",
-        r"\midrule",
-    ]
-    for row in panel.rows:
-        texts = [_tex(row_words(grid, row))]
-        for column in range(count):
-            seen = view(panel, row, column)
-            if seen is None:
-                texts.append("--")
-                continue
-            ours = _marked(seen, r"\textbf{", "}", r"\underline{", "}").replace(" ± ", r" $\pm$ ").replace(NONE, "--")
-            marks = seen.marks.replace("†", r"$^\dagger$").replace("‡", r"$^\ddagger$")
-            said = seen.paper.replace(" ± ", r" $\pm$ ")
-            paper = "" if seen.paper == NONE else rf" {{\scriptsize ({said})}}"
-            texts.append(ours + marks + paper)
-        lines.append(" & ".join(texts) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
-
-
-def _marked(seen: View, bold: str, end_bold: str, line: str, end_line: str) -> str:
-    text = f"{line}{seen.ours}{end_line}" if seen.above_center else seen.ours
-    return f"{bold}{text}{end_bold}" if seen.best else text
-
-
-def _bars(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
-
-
-def _tex(text: str) -> str:
-    known = {"σ": r"$\sigma$", "λ": r"$\lambda$", "·": r"$\cdot$", "α": r"$\alpha$"}
-    special = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-    return "".join({**special, **known}.get(char, char) for char in text)
+def _from_clean(panel: Panel, row: str, column: int) -> float | None:
+    """Points between a cell with random labels and the same one with clean labels, as both are shown."""
+    key = panel.columns[column]
+    same = {**key, "label_noise": 0}
+    if not key.get("label_noise") or same not in panel.columns:
+        return None
+    pair = [panel.cells.get((row, at)) for at in (column, panel.columns.index(same))]
+    ours, clean = (None if cell is None else _tenths(cell.accuracy) for cell in pair)
+    return None if ours is None or clean is None else round(ours - clean, 1)
 
 
 def _tenths(spread: Spread | None) -> float | None:

@@ -1,11 +1,13 @@
-"""What a grid shows, in sentences; and whether its results belong together."""
+"""What a grid shows, in sentences."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
-from feddle.report.grid_table import CENTER, view
+from feddle.report.grid_table import CENTER, signed, view
 from feddle.report.grids import GridRecord, Panel, row_words
+from feddle.report.records import value_in
 from feddle.report.words import setting, shortlist
 
 ABOUT = {
@@ -41,7 +43,8 @@ def headline(grid: GridRecord) -> str:
 
 def lead(grid: GridRecord) -> list[str]:
     """The result in a few sentences."""
-    sentences = [text for panel in grid.panels[:6] if (text := _standing(grid, panel))]
+    shown = grid.panels[:6]
+    sentences = [text for panel in shown for text in (_standing(grid, panel), _noise(grid, panel)) if text]
     done = sum(cell.is_final for cell in grid.cells)
     if done < len(grid.cells):
         left = sum(bool(cell.facts.get("left_out")) for cell in grid.cells)
@@ -58,43 +61,45 @@ def common_setting(grid: GridRecord) -> str:
     return setting(records).partition(" The runs differ in")[0] if records else ""
 
 
+def really_run(panel: Panel) -> str:
+    """What the runs of a table were, by their configs, whatever its heads say."""
+    configs = [run.record.config for cell in panel.cells.values() for run in cell.runs]
+    phrases = [shortlist(each) for phrase in _PHRASES if (each := _distinct(phrase(config) for config in configs))]
+    return f"Run: {', '.join(phrases)}." if phrases else ""
+
+
+def _network(config: Mapping[str, Any]) -> str:
+    model, size = value_in(config, ("model",)), value_in(config, ("data", "image_size"))
+    if not isinstance(model, Mapping):
+        return ""
+    channels = model.get("channels")
+    wide = f" of {'–'.join(map(str, channels))} channels" if isinstance(channels, list) else ""
+    return f"{model.get('name')}{wide}" + (f" on images of {size}×{size}" if size else "")
+
+
+def _training(config: Mapping[str, Any]) -> str:
+    training = value_in(config, ("training",))
+    if not isinstance(training, Mapping) or not {"optimizer", "lr", "epochs"} <= training.keys():
+        return ""
+    epochs = training["epochs"]
+    return f"{epochs} {'epoch' if epochs == 1 else 'epochs'} a client with {training['optimizer']} {training['lr']:g}"
+
+
+def _rounds(config: Mapping[str, Any]) -> str:
+    rounds = value_in(config, ("rounds",))
+    return f"{rounds} rounds" if rounds else ""
+
+
+_PHRASES = (_network, _rounds, _training)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text]
+
+
 def row_notes(panel: Panel) -> list[tuple[str, str]]:
     """What each method of a table does, for who has not read the paper."""
     return [(row, ABOUT[row]) for row in panel.rows if row in ABOUT]
-
-
-def warnings(grid: GridRecord) -> list[str]:
-    """Why results of this grid may not belong together, or not to its title."""
-    runs = [(cell, run) for cell in grid.cells for run in cell.runs]
-    found = []
-    if changed := list(dict.fromkeys(text for cell, _ in runs for text in cell.facts.get("changed") or ())):
-        found.append(f"Not the table’s own setting, whatever its heads say: run with {', '.join(changed)}.")
-    for package in ("feddle", "torch"):
-        versions = list(dict.fromkeys(str(v) for _, run in runs if (v := run.record.result.get(package))))
-        if len(versions) > 1:
-            found.append(f"The results were made with different versions of {package}: {shortlist(versions)}.")
-    other = [cell.name for cell, run in runs if run.made and run.made.get("config") != cell.facts.get("config")]
-    if other:
-        found.append(f"Made with another config than the grid’s: {shortlist(_some(other))}.")
-    if unknown := [cell.name for cell, run in runs if not run.made and not run.summary.status]:
-        found.append(
-            f"Without a record of config and data, so perhaps of another setting: {shortlist(_some(unknown))}."
-        )
-    hashes: dict[str, set[str]] = {}
-    for _, run in runs:
-        for name, value in dict(run.made.get("data") or {}).items():
-            hashes.setdefault(name, set()).add(value)
-    if differing := [name for name, values in hashes.items() if len(values) > 1]:
-        found.append(f"Made with different contents of the data set {shortlist(differing)}.")
-    seeds = {cell.name: {run.seed for run in cell.runs} for cell in grid.cells if cell.runs}
-    if len({frozenset(each) for each in seeds.values()}) > 1:
-        found.append("The cells do not all have the same seeds.")
-    return found
-
-
-def _some(names: Sequence[str], most: int = 4) -> list[str]:
-    names = list(dict.fromkeys(names))
-    return names if len(names) <= most else [*names[:most], f"{len(names) - most} more"]
 
 
 def _wins(panels: Sequence[Panel]) -> tuple[Counter[str], int]:
@@ -103,22 +108,27 @@ def _wins(panels: Sequence[Panel]) -> tuple[Counter[str], int]:
     places = 0
     for panel in panels:
         for column in range(len(panel.columns)):
-            best = [row for row in panel.rows if (seen := view(panel, row, column)) is not None and seen.best]
+            best = [row for row in panel.rows if (seen := view(panel, row, column)) is not None and seen.leads]
             wins.update(best)
             places += bool(best)
     return wins, places
 
 
 def _standing(grid: GridRecord, panel: Panel) -> str:
-    means = {
-        row: fmean(cell.accuracy.mean for cell in cells if cell.accuracy)
-        for row in panel.rows
-        if (cells := [c for i in range(len(panel.columns)) if (c := panel.at(row, i)) is not None and c.accuracy])
-    }
-    if len(means) < 2:
+    """Who is ahead on average, over the columns that all rows have: else an easy setting would win."""
+    known: dict[str, dict[int, float]] = {}
+    for row in panel.rows:
+        cells = [(i, cell) for i in range(len(panel.columns)) if (cell := panel.at(row, i)) is not None]
+        if ours := {i: cell.accuracy.mean for i, cell in cells if cell.accuracy}:
+            known[row] = ours
+    shared = set.intersection(*map(set, known.values())) if known else set()
+    if len(known) < 2 or not shared:
         return ""
+    means = {row: fmean(ours[i] for i in shared) for row, ours in known.items()}
     order = sorted(means, key=lambda row: means[row], reverse=True)
     where = "" if len(panel.columns) == 1 else " on average over the settings"
+    if len(shared) < len(panel.columns):
+        where = " in the one setting that all have" if len(shared) == 1 else f"{where} that all have"
     first, second = order[:2]
     text = (
         f"{panel.title}: {row_words(grid, first)} reaches {100 * means[first]:.1f} %{where}, "
@@ -134,17 +144,33 @@ def _standing(grid: GridRecord, panel: Panel) -> str:
 
 
 def _against_the_paper(grid: GridRecord) -> str:
-    pairs = [
-        (100 * cell.accuracy.mean - cell.paper[0], cell.facts.get("substitute"))
-        for cell in grid.cells
-        if cell.paper and cell.is_final and cell.accuracy
+    """How far our numbers are from the paper's, of cells that were run in its setting."""
+    said = [cell for cell in grid.cells if cell.paper and cell.is_final and cell.accuracy]
+    gaps = [
+        100 * cell.accuracy.mean - cell.paper[0]
+        for cell in said
+        if cell.is_table_setting and cell.accuracy and cell.paper
     ]
-    if not pairs:
-        return ""
-    gap = fmean(difference for difference, _ in pairs)
-    near = sum(abs(difference) <= 2 for difference, _ in pairs)
-    direction = "above" if gap > 0 else "below"
-    return (
-        f"Against the paper: {near} of {len(pairs)} cells are within two points of its number, "
-        f"on average {abs(gap):.1f} points {direction} it."
+    other = len(said) - len(gaps)
+    why = "since something stands in for what the paper used or their setting was changed"
+    if not gaps:
+        return f"No cell is compared with the paper, {why}." if other else ""
+    near, gap = sum(abs(each) <= 2 for each in gaps), fmean(gaps)
+    text = (
+        f"Against the paper: {near} of {len(gaps)} cells are within two points of its number, "
+        f"on average {abs(gap):.1f} points {'above' if gap > 0 else 'below'} it"
     )
+    return f"{text}; {other} more {'is' if other == 1 else 'are'} not compared, {why}." if other else f"{text}."
+
+
+def _noise(grid: GridRecord, panel: Panel) -> str:
+    """What random labels cost each row, smallest loss first."""
+    sentences = []
+    for column, words in enumerate(panel.column_words):
+        seen = {row: found for row in panel.rows if (found := view(panel, row, column)) is not None}
+        losses = {row: found.from_clean for row, found in seen.items() if found.from_clean is not None}
+        told = [f"{row_words(grid, row)} {signed(losses[row])}" for row in sorted(losses, key=lambda r: -losses[r])]
+        if told:
+            where = f"{panel.title}, {words}" if len(grid.panels) > 1 else words
+            sentences.append(f"{where}, in points from clean labels: {', '.join(told)}.")
+    return " ".join(sentences)

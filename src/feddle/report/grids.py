@@ -2,17 +2,22 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from feddle.core.errors import FeddleError
-from feddle.report.records import CONFIG, Record, accuracy_curve, finite, read_run
+from feddle.report.records import CONFIG, Record, accuracy_curve, finite, read_run, value_in
 from feddle.report.summary import Summary, summarise
 
 GRID = "grid.json"
 CELL = "cell.json"
+_KEYS = {  # where a config tells what a column's head does
+    "dirichlet": ("data", "partition", "alpha"),
+    "delay_sigma": ("delays", "sigma"),
+    "label_noise": ("data", "label_noise"),
+}
 PANEL_AXES = ("model", "dataset")  # a table of its own for each of their values
 
 
@@ -32,6 +37,14 @@ class SeedRun:
     seed: str
     summary: Summary
     made: Mapping[str, Any]  # config hash, data hashes, versions
+
+    @property
+    def sources(self) -> list[str]:
+        """The states of feddle's source that made it, each by the start of its hash; older records do not say."""
+        if not self.made:
+            return []
+        found = [self.made.get("source"), *(self.made.get("resumed_by") or ())]
+        return [str(source)[:12] if source else "unknown" for source in found]
 
     @property
     def record(self) -> Record:
@@ -69,6 +82,21 @@ class CellRecord:
         """Whether all of its runs have come to their end."""
         return bool(self.runs) and not any(run.summary.status for run in self.runs)
 
+    @property
+    def changed(self) -> Sequence[str]:
+        """What the user set to another value than the table's."""
+        return self.facts.get("changed") or ()
+
+    @property
+    def is_table_setting(self) -> bool:
+        """Whether its runs are what the table says: nothing stands in, and nothing was changed."""
+        return not (self.facts.get("substitute") or self.changed or any(self.differs(run) for run in self.runs))
+
+    def differs(self, run: SeedRun) -> bool:
+        """Whether a run has another config than the grid's last command asks for."""
+        asked = self.facts.get("asked") or self.facts.get("config")
+        return bool(run.made) and run.made.get("config") != asked
+
     def clock(self, run: SeedRun, at: int) -> float:
         """When a round of one of its runs ended, in rounds of a server that does not wait."""
         clock = run.made.get("clock")
@@ -105,6 +133,15 @@ class GridRecord:
         """Whether its runs are small and short, and so no results."""
         return bool(self.facts.get("quick"))
 
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """The names of the cells that are left out, by reason."""
+        reasons: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if cell.facts.get("left_out"):
+                reasons.setdefault(str(cell.facts["left_out"]), []).append(cell.name)
+        return reasons
+
 
 def is_grid(folder: Path) -> bool:
     """Whether a folder is that of a grid."""
@@ -118,7 +155,10 @@ def read_grid(folder: Path) -> GridRecord:
         axes, described = facts["axes"], facts["cells"]
         row_axis = next(reversed(axes))
         cells = [_read_cell(folder, name, each) for name, each in described.items()]
-        return GridRecord(folder, facts, row_axis, panels_of(axes, row_axis, cells), cells)
+        panels = panels_of(axes, row_axis, cells)
+        if facts.get("quick"):
+            panels = [replace(panel, title=f"{panel.title} (quick)") for panel in panels]
+        return GridRecord(folder, facts, row_axis, panels, cells)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         if isinstance(error, FeddleError):
             raise
@@ -207,7 +247,14 @@ def _panel(axes: Mapping[str, Any], row_axis: str, cells: Sequence[CellRecord]) 
     keys = [{axis: cell.key[axis] for axis in column_axes} for cell in cells if all(a in cell.key for a in column_axes)]
     columns = [key for i, key in enumerate(keys) if key not in keys[:i]] or [{}]
     told = {axis: {str(each["value"]): each["words"] for each in values} for axis, values in axes.items()}
-    column_words = [", ".join(told[axis][str(value)] for axis, value in key.items()) or "Accuracy" for key in columns]
+    column_words = [
+        ", ".join(
+            _head(told[axis][str(value)], axis, value, [c for c in cells if key.items() <= c.key.items()])
+            for axis, value in key.items()
+        )
+        or "Accuracy"
+        for key in columns
+    ]
     row_order = [str(each["value"]) for each in axes[row_axis]]
     placed: dict[tuple[str, int | None], CellRecord] = {}
     for cell in cells:
@@ -216,6 +263,16 @@ def _panel(axes: Mapping[str, Any], row_axis: str, cells: Sequence[CellRecord]) 
     present = [row for row in row_order if any(row == at for at, _ in placed)]
     title = " · ".join(told[axis][str(cells[0].key[axis])] for axis in PANEL_AXES if axis in cells[0].key)
     return Panel(title, present, columns, column_words, placed)
+
+
+def _head(words: str, axis: str, value: Any, cells: Sequence[CellRecord]) -> str:
+    """A column's value in words; and what its cells were really run with, where that is another."""
+    # a server that waits for its clients meets no delay, and pays for it in time
+    configs = [run.record.config for cell in cells if cell.facts.get("waits") is None for run in cell.runs]
+    ran = list(
+        dict.fromkeys(number for each in configs if (number := finite(value_in(each, _KEYS.get(axis, ())))) is not None)
+    )
+    return words if ran in ([], [value]) else f"{words} (run with {' and '.join(f'{number:g}' for number in ran)})"
 
 
 def row_words(grid: GridRecord, row: str) -> str:

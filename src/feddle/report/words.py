@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from feddle.report.records import Record, finite
+from feddle.report.records import Record, finite, value_in
 from feddle.report.summary import Summary, percent, points_between
 
 
@@ -166,23 +166,16 @@ def _attack(config: dict[str, Any]) -> str:
 
 def _share(pattern: str, config: dict[str, Any], *keys: str) -> str:
     """A phrase about a share, empty where the share is missing or 0."""
-    share = finite(_found(config, *keys))
+    share = finite(value_in(config, keys))
     return pattern.format(f"{100 * share:g} %") if share else ""
-
-
-def _found(config: dict[str, Any], *keys: str) -> object:
-    found: object = config
-    for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
 
 
 def _value(config: dict[str, Any], *keys: str) -> str:
     """The text of a plain value inside nested sections, empty where it is missing."""
-    found = _found(config, *keys)
-    if isinstance(found, bool) or not isinstance(found, str | int | float):
+    value = value_in(config, keys)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return ""
-    return f"{found:g}" if isinstance(found, float) else str(found)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _phrase(pattern: str, value: str) -> str:

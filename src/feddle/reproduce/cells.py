@@ -22,11 +22,13 @@ from feddle.experiment.federation import build_federation
 from feddle.experiment.folder import RunFolder, resume_run, run_config
 from feddle.experiment.run import Line, Listener, Run
 from feddle.experiment.trackers import TrackerName, tracking
-from feddle.reproduce.plan import config_hash, data_hashes
+from feddle.reproduce.contents import data_hashes, model_hash
+from feddle.reproduce.plan import config_hash
 from feddle.runtimes.simulation import Delays
-from feddle.version import __version__
+from feddle.version import __version__, source_digest
 
 RECORD = "cell.json"
+source_digest()  # remembered as the code is loaded: what is edited while a grid runs is not what its cells run
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,6 @@ def work(task: Task, pipe: Connection) -> None:
 
 def run_task(task: Task, tell: Listener) -> Ended:
     """Run a task, or go on with it where it was stopped."""
-    record = {"config": config_hash(task.config), "data": data_hashes(task.config), "feddle": __version__}
-    record |= {"torch": torch.__version__, "cell": task.name}
     begun = (task.folder / "config.yaml").exists()
 
     def listen(line: Line) -> None:
@@ -99,9 +99,12 @@ def run_task(task: Task, tell: Listener) -> Ended:
         tell(line)
 
     try:
+        made_by = {"source": source_digest(), "torch": torch.__version__, "cell": task.name}
+        record = {**_made_of(task.config), **made_by}
         with tracking(task.track, task.folder, task.config, listen) as told:
             if begun:
                 _require_same(task, record)
+                _note_source(task)
                 run = resume_run(task.folder, told, quiet=True)
             else:
                 run = run_config(task.config, task.folder, told, quiet=True)
@@ -134,11 +137,36 @@ def clock(task: Task, run: Run | None) -> list[int]:
     return list(accumulate(lengths))
 
 
+def other_configs(task: Task) -> bool:
+    """Whether the cell of a task has a run with another config, of any seed."""
+    return set(configs_in(task.folder.parent)) - {config_hash(task.config)} != set()
+
+
+def configs_in(place: Path) -> list[str]:
+    """The hash of the config of each run in a cell's folder."""
+    runs = sorted(path.parent for path in place.glob("seed*/config.yaml"))
+    return [str(read_record(run).get("config") or config_hash(RunFolder(run).config())) for run in runs]
+
+
 def differences(task: Task) -> Sequence[str]:
     """In what the run in a task's folder is not what would be run now."""
     record = read_record(task.folder)
-    now = {"config": config_hash(task.config), "data": data_hashes(task.config), "feddle": __version__}
-    return [name for name, value in now.items() if name in record and record[name] != value]
+    return [name for name, value in _made_of(task.config).items() if name in record and record[name] != value]
+
+
+def _made_of(config: Config) -> dict[str, Any]:
+    """What a result depends on: config, content of data and model, version."""
+    made: dict[str, Any] = {"config": config_hash(config), "data": data_hashes(config), "feddle": __version__}
+    model = model_hash(config)
+    return made if model is None else {**made, "model": model}
+
+
+def _note_source(task: Task) -> None:
+    """Keep in a stopped run's record that another state of feddle's source goes on with it; the version is the same."""
+    record, source = read_record(task.folder), source_digest()
+    known = [record.get("source"), *record.get("resumed_by", [])]
+    if record and source not in known and not RunFolder(task.folder).is_finished():
+        write_record(task.folder, {**record, "resumed_by": [*known[1:], source]})
 
 
 def _require_same(task: Task, record: dict[str, Any]) -> None:

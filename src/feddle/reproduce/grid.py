@@ -68,16 +68,17 @@ def load_grid(name: str, *, quick: bool = False) -> Grid:
 
 
 def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cell]:
-    """The cells whose name contains one of the patterns and whose row is one of `rows`; nothing given: all."""
+    """The cells that one of the patterns picks and whose row is one of `rows`; nothing given: all."""
     last = next(reversed(list(grid.axes)))
     unknown = [row for row in rows if row not in map(str, grid.axes[last])]
     if unknown:
         known = ", ".join(map(str, grid.axes[last]))
         raise FeddleError(f"--methods: {grid.name} has no row {unknown[0]!r}; its rows are {known}")
+    picked = {name for pattern in patterns for name in _picked([cell.name for cell in grid.cells], pattern)}
     found = [
         cell
         for cell in grid.cells
-        if (not patterns or any(p in cell.name for p in patterns)) and (not rows or str(cell.key[last]) in rows)
+        if (not patterns or cell.name in picked) and (not rows or str(cell.key[last]) in rows)
     ]
     if not found:
         raise FeddleError(
@@ -87,11 +88,28 @@ def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cel
     return found
 
 
+def _picked(cells: Sequence[str], pattern: str) -> list[str]:
+    """The names that have the pattern as whole parts between slashes; only where none has, those that contain it."""
+    whole = [name for name in cells if f"/{pattern.strip('/')}/" in f"/{name}/"]  # so cifar10 is not cifar100
+    return whole or [name for name in cells if pattern in name]
+
+
 def words(axis: str, value: Value) -> str:
     """A value as people read it: Dir(0.1), σ = 20."""
     parts = _read("tables/parts.yaml")
     number = parts["numbers"].get(axis)
-    return str(parts["titles"].get(value, value)) if number is None else str(number["words"].format(f"{value:g}"))
+    if number is None:
+        return str(parts["titles"].get(value, value))
+    if value == 0 and "zero" in number:
+        return str(number["zero"])
+    return str(number["words"].format(value, percent=100 * float(value)))
+
+
+def glossary(grid: Grid) -> dict[str, str]:
+    """What the numbers in the names of cells stand for, in words."""
+    parts = _read("tables/parts.yaml")
+    pairs = [(axis, value) for axis, values in grid.axes.items() if axis in parts["numbers"] for value in values]
+    return {_short(parts, axis, value): words(axis, value) for axis, value in pairs}
 
 
 def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dict[str, Value], *, quick: bool) -> Cell:

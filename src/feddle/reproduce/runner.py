@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 from feddle.core.errors import FeddleError
 from feddle.experiment.durable import write_whole
+from feddle.experiment.folder import RunFolder
 from feddle.experiment.run import Line
 from feddle.experiment.trackers import TrackerName
-from feddle.reproduce.cells import Ended, Task, differences, is_done, work
+from feddle.reproduce.cells import Ended, Task, configs_in, differences, is_done, other_configs, work
 from feddle.reproduce.grid import Grid, words
 from feddle.reproduce.plan import Planned, described
-from feddle.version import __version__
+from feddle.version import __version__, source_digest
 
 GRID = "grid.json"
 
@@ -151,7 +152,8 @@ def open_folder(out: Path, grid: Grid, *, quick: bool) -> dict[str, Any]:
 
 def keep(out: Path, held: dict[str, Any], grid: Grid, planned: Sequence[Planned], **facts: Any) -> dict[str, Any]:
     """Write the grid's record: its axes, and for each of its cells what it is or why it is left out."""
-    cells = {**held["cells"], **{each.cell.name: described(each) for each in planned}}
+    told = {each.cell.name: _told(each, held["cells"].get(each.cell.name), out) for each in planned}
+    cells = {**held["cells"], **told}
     order = [cell.name for cell in grid.cells]
     record = {
         "grid": grid.name,
@@ -160,12 +162,24 @@ def keep(out: Path, held: dict[str, Any], grid: Grid, planned: Sequence[Planned]
         "figure": list(grid.figure),
         "axes": {axis: [{"value": v, "words": words(axis, v)} for v in values] for axis, values in grid.axes.items()},
         "feddle": __version__,
+        "source": source_digest(),
         **facts,
         "cells": {name: cells[name] for name in order if name in cells},
     }
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / GRID, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     return record
+
+
+def _told(planned: Planned, held: Mapping[str, Any] | None, out: Path) -> Mapping[str, Any]:
+    """A cell in the grid's record; one that was run with another config stays described as it was."""
+    now, ran = described(planned), configs_in(out / planned.cell.name)
+    if held is None or not ran or now["config"] in ran:
+        return now
+    if planned.config is not None:
+        return {**held, "asked": now["config"]}
+    done = all(RunFolder(path).is_finished() for path in (out / planned.cell.name).glob("seed*"))
+    return held if done else {**held, "left_out": planned.reason}
 
 
 def with_reasons(planned: Sequence[Planned], failed: Mapping[str, Ended], tasks: Sequence[Task]) -> list[Planned]:
@@ -182,6 +196,18 @@ def mixed(tasks: Sequence[Task]) -> list[str]:
     for task in tasks:
         if is_done(task) and (other := differences(task)):
             found.append(
-                f"{task.label}: finished with another {' and '.join(other)}; remove {task.folder} to run it again"
+                f"{task.label}: finished with another {' and '.join(other)}, and stays as it is; "
+                f"remove {task.folder} to run it again, or name another folder with --out"
             )
     return found
+
+
+def without_strangers(tasks: Sequence[Task]) -> tuple[list[Task], list[str]]:
+    """The tasks but for new seeds of cells that were run with another config, since no cell is of two; and these."""
+    strange = {task.label: task for task in tasks if not (task.folder / "config.yaml").exists() and other_configs(task)}
+    told = [
+        f"{task.label}: not run, since the cell's other seeds have another config; "
+        f"remove {task.folder.parent} to run them all again, or name another folder with --out"
+        for task in strange.values()
+    ]
+    return [task for task in tasks if task.label not in strange], told

@@ -1,0 +1,148 @@
+"""What a grid finds on this machine: data and models that users bring, and the hashes of their content."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from feddle.experiment.federation import build_federation
+from feddle.experiment.load import parse_config
+from feddle.experiment.models import local_folder
+from feddle.reproduce import contents
+from feddle.reproduce.contents import data_hashes, files_hash, model_hash
+from feddle.reproduce.grid import Cell, load_grid
+from feddle.reproduce.plan import plan
+from test_official import write_imagenet
+from test_own_data import table
+from tiny import tiny
+
+CNN = "results-out-domain-cnn"
+SETTING = "cnn/fashion-mnist/dir0.1/sigma20"
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
+    for remembered in (contents._hash_of, contents._table_hash):
+        remembered.cache_clear()
+
+
+def cell(name: str, table: str = CNN) -> Cell:
+    return next(cell for cell in load_grid(table, quick=True).cells if cell.name == name)
+
+
+def aged(folder: Path) -> Path:
+    """The folder with files that were written a while ago."""
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - 60,) * 2)
+    return folder
+
+
+# Where things are
+
+
+def test_a_folder_of_imagenet_is_for_the_cells_that_it_guides(tmp_path: Path) -> None:
+    named = [f"data.server.folder={write_imagenet(tmp_path / 'ilsvrc')}"]
+    guided = plan(cell(f"{SETTING}/feddle-ood"), named)
+    assert guided.config is not None
+    assert (guided.config.data.server.name, guided.substitute, guided.changed) == ("imagenet", "", ())
+    own = cell(f"{SETTING}/feddle-id")
+    assert plan(own, named) == plan(own)
+    nowhere = plan(cell(f"{SETTING}/feddle-ood"), ["data.server.folder=/nowhere"])
+    assert nowhere.config is None
+    assert "there is no folder /nowhere" in nowhere.reason
+
+
+def test_a_guide_of_the_users_choice_is_a_substitute() -> None:
+    planned = plan(cell(f"{SETTING}/feddle-ood"), ["data.server.name=mnist"])
+    assert planned.substitute == "MNIST guides in place of ImageNet"
+    assert planned.changed == ("data.server.name=mnist",)
+
+
+def test_a_small_copy_of_imagenet_guides_with_all_that_it_has(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", images=np.zeros((60, 16, 16), np.uint8), labels=np.arange(60) % 3)
+    server = {"name": "imagenet", "folder": str(write_imagenet(tmp_path / "ilsvrc")), "samples": 250_000}
+    data = {"name": "npz", "path": str(tmp_path / "mine.npz"), "image_size": 28, "server": server}
+    federation = build_federation(parse_config({"data": data, "clients": {"count": 2, "per_round": 1}}))
+    assert federation.server is not None
+    assert len(federation.server) == 18
+
+
+def test_a_model_is_looked_for_beside_the_fetched_weights_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    vit = next(c for c in load_grid("results-cifar10").cells if c.name == "vit-b16-lora/cifar10/center")
+    kept = tmp_path / "cache" / "weights" / "vit-b16"
+    reason = plan(vit).reason
+    assert f"{tmp_path / 'vit-b16'} nor {kept}" in reason
+    kept.mkdir(parents=True)
+    assert plan(vit).config is not None
+    assert local_folder("vit-b16") == kept
+    (tmp_path / "vit-b16").mkdir()
+    assert local_folder("vit-b16") == Path("vit-b16")  # what is at hand comes first
+
+
+def test_data_of_ones_own_can_be_the_clients(tmp_path: Path) -> None:
+    own = cell(f"{SETTING}/fedbuff")
+    here = plan(own, ["data.name=csv", f"data.path={table(tmp_path / 'csv')}"])
+    assert here.config is not None
+    assert "no file or folder /nowhere.csv" in plan(own, ["data.name=csv", "data.path=/nowhere.csv"]).reason
+
+
+# What is in them
+
+
+def test_files_are_read_once_for_their_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "brought"
+    folder.mkdir()
+    (folder / "a").write_text("one")
+    files = [folder / "a"]
+    fresh = files_hash(folder, files)  # written just now: not kept, since it may change within a tick of the clock
+    first = files_hash(aged(folder), files)
+    assert first == fresh
+    with monkeypatch.context() as patch:
+        patch.setattr(contents, "_read_all", None)
+        assert files_hash(folder, files) == first
+    (folder / "a").write_text("two")
+    assert files_hash(folder, files) != first
+
+
+def test_a_cache_that_may_not_be_written_to_costs_time_only(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    (tmp_path / "a").write_text("one")
+    assert len(files_hash(tmp_path, [tmp_path / "a"])) == 64
+
+
+@pytest.mark.parametrize("what", ["table", "image"])
+def test_the_hash_of_ones_own_data_is_of_its_content(tmp_path: Path, what: str) -> None:
+    path = table(tmp_path / "csv")
+    config = tiny(data={"name": "csv", "path": str(path)})
+    before = data_hashes(config)
+    changed = path if what == "table" else next(path.parent.rglob("*.png"))
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    contents._table_hash.cache_clear()
+    assert before.keys() == data_hashes(config).keys() == {"csv"}
+    assert before != data_hashes(config)
+
+
+def test_the_hashes_of_two_data_sets_of_one_kind_stand_side_by_side(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        np.savez(tmp_path / f"{name}.npz", images=np.zeros((6, 8, 8), np.uint8), labels=np.arange(6) % 2, name=name)
+    places = {name: {"name": "npz", "path": str(tmp_path / f"{name}.npz")} for name in ("ours", "theirs")}
+    found = data_hashes(tiny(data={**places["ours"], "server": places["theirs"]}))
+    assert found.keys() == {"npz", "npz of the server"}
+    assert len(set(found.values())) == 2
+
+
+def test_the_hash_of_a_model_of_ones_own_is_of_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "vit"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    config = tiny(model={"name": "transformers", "path": str(folder)})
+    first = model_hash(config)
+    (folder / "config.json").write_text("{ }")
+    contents._hash_of.cache_clear()
+    assert first is not None
+    assert model_hash(config) not in (None, first)
+    assert model_hash(tiny()) is None

@@ -1,0 +1,168 @@
+"""What the page of a grid and its exports say of numbers that are not what a table's heads promise."""
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from feddle.report.grid_page import grid_page
+from feddle.report.grid_table import legend, view
+from feddle.report.grid_words import headline, lead, really_run
+from feddle.report.grids import GridRecord, read_grid
+from feddle.report.table_files import to_csv, to_latex, to_markdown
+from test_report import Document, make_run
+from test_reproduce import CURVES, make_grid
+
+
+def altered(grid: GridRecord, change: Callable[[str, dict[str, Any]], dict[str, Any]], **facts: Any) -> GridRecord:
+    """The grid with another record of each cell, by its name."""
+    path = grid.folder / "grid.json"
+    record = json.loads(path.read_text()) | facts
+    record["cells"] = {name: cell | change(name, cell) for name, cell in record["cells"].items()}
+    path.write_text(json.dumps(record))
+    return read_grid(grid.folder)
+
+
+def rounds_changed(name: str, cell: dict[str, Any]) -> dict[str, Any]:
+    return {"changed": ["rounds=6"]} if "fedbuff" in name and not cell["left_out"] else {}
+
+
+# Exports say what the page says
+
+
+def test_exports_carry_marks_footnotes_and_warnings(tmp_path: Path) -> None:
+    grid = altered(make_grid(tmp_path / "g", CURVES, quick=True), rounds_changed)
+    run = tmp_path / "g" / "cnn/cifar10/20/feddle-id" / "seed0"
+    (run / "cell.json").write_text(json.dumps({"config": "other", "feddle": "0.1.0", "source": "a" * 64}))
+    grid = read_grid(grid.folder)
+    markdown, latex = to_markdown(grid), to_latex(grid)
+    assert "45.0 ± 7.1§" in markdown
+    assert r"45.0 $\pm$ 7.1\S{}" in latex
+    for text in (markdown, latex):
+        for told in (
+            "Quick runs",
+            "CIFAR-10 guides in place of ImageNet",
+            "Run with rounds=6.",
+            "cnn/cifar10/20/feddle-id",
+            "no <data> of Mars",
+        ):
+            assert told in text
+    rows = list(csv.DictReader(io.StringIO(to_csv(grid))))
+    lines = {row["method"]: row for row in rows if row["delay_sigma"] == "20" and row["dataset"] == "cifar10"}
+    assert lines["fedbuff"]["changed"] == "rounds=6"
+    assert lines["feddle-ood"]["substitute"] == "CIFAR-10 guides in place of ImageNet"
+    assert (lines["feddle-id"]["other_config"], lines["fedbuff"]["other_config"]) == ("1", "0")
+    assert (lines["feddle-id"]["source"], lines["fedbuff"]["source"]) == ("aaaaaaaaaaaa unknown", "unknown")
+
+
+def test_notes_of_latex_hold_nothing_that_it_would_stumble_over(tmp_path: Path) -> None:
+    def hostile(_: str, cell: dict[str, Any]) -> dict[str, Any]:
+        return {"changed": [r"data.path=~/a_b^c\d"]} if not cell["left_out"] else {}
+
+    latex = to_latex(altered(make_grid(tmp_path / "g", CURVES), hostile))
+    assert r"\textasciitilde{}/a\_b\textasciicircum{}c\textbackslash{}d" in latex
+
+
+# What is compared with the paper
+
+
+def test_only_cells_in_the_papers_setting_are_compared_with_it(tmp_path: Path) -> None:
+    grid = altered(make_grid(tmp_path / "g", CURVES), rounds_changed)
+    text = " ".join(lead(grid))  # Center and Feddle-ID twice: 60, 75 and 75 against 80
+    assert "0 of 3 cells are within two points of its number, on average 10.0 points below it; 4 more" in text
+    grid = altered(grid, lambda *_: {"substitute": "A stands in for B"})
+    assert "No cell is compared with the paper" in " ".join(lead(grid))
+
+
+def test_averages_are_over_the_settings_that_all_rows_have(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES)
+    shutil.rmtree(tmp_path / "g" / "cnn/cifar10/5/fedbuff")
+    text = " ".join(lead(read_grid(grid.folder)))
+    assert "Feddle-Id reaches 75.0 % in the one setting that all have, Feddle-Ood 65.0 %" in text
+
+
+def test_curves_are_grouped_as_in_the_paper(tmp_path: Path) -> None:
+    def servers(name: str, _: dict[str, Any]) -> dict[str, Any]:
+        return {"server": "none" if "fedbuff" in name else "outside" if "ood" in name else "own"}
+
+    heads = Document(grid_page([altered(make_grid(tmp_path / "g", CURVES), servers)])).inside("figcaption")
+    assert [head.rpartition(". ")[2] for head in heads[:2]] == [
+        "With in-domain data at the server",
+        "Without in-domain data at the server",
+    ]
+    assert not any("another domain" in head for head in heads)
+
+
+# What is bold
+
+
+def test_bold_is_the_best_with_and_the_best_without_data_at_the_server(tmp_path: Path) -> None:
+    def servers(name: str, _: dict[str, Any]) -> dict[str, Any]:
+        return {"server": "none" if "fedbuff" in name else "outside" if "ood" in name else "own"}
+
+    grid = make_grid(tmp_path / "g", CURVES)
+    assert "as in the paper" not in legend(grid)
+    grid = altered(grid, servers)
+    seen = {row: view(grid.panels[0], row, 0) for row in CURVES}
+    assert [row for row, each in seen.items() if each and each.best] == ["feddle-id", "feddle-ood"]
+    assert [row for row, each in seen.items() if each and each.leads] == ["feddle-id"]
+    assert headline(grid) == "Feddle-Id is best in 2 of 2 settings"
+    assert "of the methods with and of those without in-domain data" in legend(grid)
+
+
+# What was really run
+
+
+def test_heads_say_what_was_really_run(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3]], "fedavg-waiting": [[0.4]]}, quick=True)  # σ of the runs: 2.5
+    assert grid.panels[0].column_words == ["σ = 20 (run with 2.5)", "σ = 5 (run with 2.5)"]
+    assert grid.panels[0].title == "CNN · CIFAR-10 (quick)"
+    waiting = altered(grid, lambda name, _: {"waits": 2.5} if "fedavg" in name else {})
+    assert waiting.panels[0].column_words[0] == "σ = 20 (run with 2.5)"
+    run = tmp_path / "g" / "cnn/cifar10/20/fedbuff" / "seed1"
+    small = {"name": "cnn", "channels": [8, 16, 16]}
+    training = {"optimizer": "adam", "lr": 0.003, "epochs": 2}
+    make_run(run, "fedbuff", config={"model": small, "training": training, "rounds": 24, "delays": {"sigma": 20}})
+    grid = read_grid(grid.folder)
+    assert grid.panels[0].column_words[0] == "σ = 20 (run with 2.5 and 20)"
+    told = "Run: cnn of 8–16–16 channels, 80 rounds and 24 rounds, 2 epochs a client with adam 0.003."
+    assert really_run(grid.panels[0]) == told
+    assert told in Document(grid_page([grid])).inside("p")
+
+
+# Random labels
+
+
+def test_a_table_says_what_random_labels_cost(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", {"fedbuff": [[0.5]], "feddle-id": [[0.6]]})
+
+    def noisy(name: str, cell: dict[str, Any]) -> dict[str, Any]:
+        key = {k: v for k, v in cell["key"].items() if k != "delay_sigma"}
+        return {"key": key | {"label_noise": 0.2 if "/20/" in name else 0}}
+
+    run = tmp_path / "g" / "cnn/cifar10/20/fedbuff" / "seed0" / "history.jsonl"
+    run.write_text('{"round": 1, "accuracy": 0.48}\n')
+    axes = dict(grid.facts["axes"])
+    del axes["delay_sigma"]
+    noise = [{"value": 0, "words": "clean labels"}, {"value": 0.2, "words": "20 % of the labels random"}]
+    axes = {"label_noise": noise, **axes}
+    grid = altered(grid, noisy, axes=axes)
+    page = Document(grid_page([grid]))
+    small = page.inside("small")
+    assert "\N{REPLACEMENT CHARACTER}" not in grid_page([grid])
+    assert any(head.startswith("Clean labels. With") for head in page.inside("figcaption"))
+    assert "Underlined" not in legend(grid)  # there is no Center
+    assert "−2.0 from clean labels" in small
+    assert "±0.0 from clean labels" in small
+    words = " ".join(lead(grid))
+    assert "20 % of the labels random, in points from clean labels: Feddle-Id ±0.0, Fedbuff −2.0." in words
+    assert "48.0 (−2.0 from clean labels)" in to_markdown(grid)
+    assert r"{\scriptsize $-$2.0 from clean}" in to_latex(grid)
+    rows = list(csv.DictReader(io.StringIO(to_csv(grid))))
+    assert [row["from_clean"] for row in rows if row["method"] == "fedbuff" and row["dataset"] == "cifar10"] == [
+        "-2",
+        "",
+    ]

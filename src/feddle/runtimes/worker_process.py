@@ -40,6 +40,7 @@ def serve(
 ) -> None:
     """A worker's life: do what comes until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent made of it: a worker has nothing to tidy
     for other in others:  # else a dead parent would not be noticed
         other.close()
     with one_thread():

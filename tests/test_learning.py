@@ -19,6 +19,7 @@ from feddle.core.layout import Layout
 from feddle.core.messages import Job
 from feddle.learning import datasets
 from feddle.learning.examples import FromDataset, Images, Selection, as_examples, resize
+from feddle.learning.machine import one_thread
 from feddle.learning.models import CNN
 from feddle.learning.partition import add_label_noise, by_owner, dirichlet, even, server_split
 from feddle.learning.resnet import ResNet18
@@ -160,6 +161,16 @@ def test_local_training_worked_out() -> None:
     assert update.metrics["loss"] == pytest.approx(0.16)
     assert (update.num_examples, update.job.client) == (1, 3)
     assert start.vector.tolist() == [2.0]
+
+
+def test_the_smallest_numbers_count_as_zero_while_training() -> None:
+    tiny, one = torch.tensor([1e-39]), torch.ones(1)
+    assert (tiny * one).item() > 0
+    with one_thread():
+        with one_thread():
+            assert (tiny * one).item() == 0
+        assert (tiny * one).item() == 0, "as it was around the inner one"
+    assert (tiny * one).item() > 0, "the caller's arithmetic is as it was"
 
 
 BFLOAT16 = """

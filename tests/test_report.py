@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +18,7 @@ from rich.console import Console
 from feddle.core.errors import FeddleError
 from feddle.report.curves import shortened
 from feddle.report.markup import element
-from feddle.report.page import write_page
+from feddle.report.page import write_document, write_page
 from feddle.report.records import Record, accuracy_curve, read_run, read_runs
 from feddle.report.scale import round_axis, spread, thinned, tick_text, value_axis
 from feddle.report.summary import duration, megabytes, summarise
@@ -146,6 +147,7 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
     with pytest.raises(FeddleError) as caught:
         read_run(folder)
     assert said in str(caught.value)
+    assert str(caught.value).count("mend the file") == 1
     assert "\n" not in str(caught.value)
 
 
@@ -372,6 +374,19 @@ def test_odd_runs_render(tmp_path: Path, runs: list[list[float | None]]) -> None
             assert 0 <= float(text.attrib["x"]) <= width
             assert 0 <= float(text.attrib["y"]) <= height
     printed(read_runs([tmp_path / "r"]))
+
+
+def test_two_processes_may_write_a_page_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, replace = tmp_path / "report.html", Path.replace
+    other = f"from pathlib import Path; from feddle.report.page import write_document as w; w('b', Path({str(page)!r}))"
+
+    def late(self: Path, target: Path) -> Path:
+        subprocess.run([sys.executable, "-c", other], check=True)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", late)
+    assert write_document("a", page).read_text() == "a"
+    assert list(tmp_path.iterdir()) == [page]
 
 
 def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:

@@ -28,13 +28,15 @@ from feddle.report.grid_page import grid_page
 from feddle.report.grid_words import headline, lead
 from feddle.report.grids import GridRecord, mean_curve, read_grid
 from feddle.report.price import price
+from feddle.report.records import read_run
+from feddle.report.summary import summarise
 from feddle.report.table_files import to_csv, to_latex, to_markdown
 from feddle.reproduce.cells import Ended, Task, read_record, run_task
 from feddle.reproduce.cost import measure
 from feddle.reproduce.estimate import core_seconds
 from feddle.reproduce.grid import chosen, load_grid, names, paper, words
 from feddle.reproduce.plan import config_hash, plan
-from feddle.reproduce.runner import open_folder, run_tasks
+from feddle.reproduce.runner import keep, open_folder, run_tasks
 from feddle.runtimes.simulation import Delays
 from feddle.version import source_digest
 from test_report import Document, drawings, make_run
@@ -233,7 +235,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     one_more = reproduce(out, "--seeds", "1", rounds=6)
     assert "seed 1: not run, since the cell's other seeds have another config" in one_more.output
     assert sorted(out.glob("**/result.json")) == runs
-    broken = reproduce(out, **{"data.image_size": "none"})  # cells that cannot be had now, but were
+    broken = reproduce(out, **{"data.name": "celeba"})  # cells that cannot be had now, but were
     assert "left out, 2 cells" in broken.output
     assert "left out because" not in broken.output
     same = reproduce(out)
@@ -259,6 +261,27 @@ def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
     lines = [(task.folder / "history.jsonl").read_text() for task in (whole, half)]
     assert lines[0] == lines[1]
     assert "resumed_by" not in read_record(half.folder)
+
+
+def test_what_a_stopped_cell_had_come_to_is_not_shown_when_it_goes_on(tmp_path: Path) -> None:
+    task = task_in(tmp_path / "a", checkpoint={"every": 100}, evaluation={"every": 1})
+    shown: list[tuple[float | None, str]] = []
+
+    def stop(line: Any) -> None:
+        if line["round"] == 3:
+            raise KeyboardInterrupt
+
+    def look(line: Any) -> None:
+        if line["round"] == 1:
+            summary = summarise(read_run(task.folder))
+            shown.append((summary.accuracy, summary.status))
+            assert summary.accuracy == line["accuracy"]
+
+    with pytest.raises(KeyboardInterrupt):
+        run_task(task, stop)
+    assert summarise(read_run(task.folder)).status == "interrupted, round 3"
+    run_task(task, look)
+    assert [status for _, status in shown] == ["not ended, round 1"]
 
 
 def test_another_source_that_goes_on_with_a_cell_is_noted(tmp_path: Path) -> None:
@@ -328,6 +351,9 @@ def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None
     [
         (["reproduce", CNN, "--seeds", "a"], "--seeds takes whole numbers"),
         (["reproduce", CNN, "--seeds", "-1"], "from 0 up"),
+        (["reproduce", CNN, "--list", "-o", "rund=3"], "-o: unknown key 'rund'; did you mean 'rounds'?"),
+        (["reproduce", CNN, "--list", "-o", "rounds=many"], "-o: rounds: input should be a valid integer"),
+        (["reproduce", CNN, "--out", __file__], "is a file; name another folder with --out"),
         (["report", "nowhere", "--watch"], "are for the folders that `feddle reproduce` wrote"),
     ],
 )
@@ -349,11 +375,45 @@ def test_the_lists_say_what_is_here_and_how_long_it_takes() -> None:
     assert "noise0 is clean labels, noise0.2 is 20 % of the labels random" in noisy
 
 
+def test_an_override_that_some_cells_take_leaves_the_others_out() -> None:
+    only = ["--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
+    listed = feddle("reproduce", CNN, "--quick", "--list", *only, "-o", "method.atlas_size=20").output
+    assert "is an option of feddle, not of fedbuff" in listed
+    assert "1 runs" in listed
+
+
+def test_a_server_that_waits_has_the_tables_delays() -> None:
+    waiting = next(cell for cell in load_grid("async-sync").cells if cell.waits)
+    assert "leave out -o delays.sigma" in plan(waiting, ["delays.sigma=3"]).reason
+    assert plan(waiting, ["delays.sigma=0"]).config is not None
+
+
+def test_how_a_cell_is_run_does_not_change_it() -> None:
+    planned = plan(load_grid(CNN).cells[0], ["checkpoint.every=2", "workers=1", "training.epochs=3"])
+    assert planned.changed == ("training.epochs=3",)
+
+
+def test_two_commands_may_fill_one_folder(tmp_path: Path) -> None:
+    grid = load_grid(CNN)
+    first, second = ([plan(cell)] for cell in grid.cells[:2])
+    for planned in (first, second, first):  # the first ends after the second has begun
+        keep(tmp_path, grid, planned, quick=False, command=planned[0].cell.name)
+    held = open_folder(tmp_path, grid, quick=False)
+    assert list(held["cells"]) == held["asked"] == [cell.name for cell in grid.cells[:2]]
+
+
+@pytest.mark.parametrize("cells", ["", ', "cells": [1]'])
+def test_a_damaged_record_of_a_grid_is_told_in_one_line(tmp_path: Path, cells: str) -> None:
+    (tmp_path / "grid.json").write_text(f'{{"grid": "{CNN}", "quick": true{cells}}}')
+    with pytest.raises(FeddleError, match="remove it and give the command again"):
+        open_folder(tmp_path, load_grid(CNN), quick=True)
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text("[]")
     with pytest.raises(FeddleError, match="not what feddle wrote"):
         open_folder(tmp_path, load_grid(CNN), quick=True)
-    with pytest.raises(FeddleError, match="run it again"):
+    with pytest.raises(FeddleError, match="run it again, which keeps the runs"):
         read_grid(tmp_path)
 
 
@@ -476,6 +536,17 @@ def test_figures_for_a_paper(tmp_path: Path) -> None:
     pdf, *_ = export(grid, ["pdf"], tmp_path / "f")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert pdf.read_bytes().startswith(b"%PDF")
+
+
+def test_two_grids_of_a_table_have_files_of_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_grid(tmp_path / name, {"fedbuff": CURVES["fedbuff"]}, quick=name == "a")
+    exports = ["--export", "csv", "--export", "png"]
+    assert feddle("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "p.html", *exports).exit_code == 0
+    assert sorted(path.name for path in tmp_path.glob("*.csv")) == ["results-x-a.csv", "results-x-b.csv"]
+    assert len(list(tmp_path.glob("results-x-[ab]-*.png"))) == 4
+    feddle("report", tmp_path / "a", "--export", "csv")
+    assert (tmp_path / "a" / "results-x.csv").is_file()
 
 
 def test_time_and_bytes_to_a_target(tmp_path: Path) -> None:

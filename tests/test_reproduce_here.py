@@ -108,6 +108,15 @@ def test_files_are_read_once_for_their_hash(tmp_path: Path, monkeypatch: pytest.
     assert files_hash(folder, files) != first
 
 
+def test_a_copy_with_the_size_and_time_of_what_was_there_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one")
+    look = (aged(tmp_path) / "a").stat()
+    first = files_hash(tmp_path, [tmp_path / "a"])
+    (tmp_path / "a").write_text("two")
+    os.utime(tmp_path / "a", ns=(look.st_atime_ns, look.st_mtime_ns))
+    assert files_hash(tmp_path, [tmp_path / "a"]) != first
+
+
 def test_a_cache_that_may_not_be_written_to_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     (tmp_path / "a").write_text("one")

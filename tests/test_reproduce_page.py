@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +112,31 @@ def test_bold_is_the_best_with_and_the_best_without_data_at_the_server(tmp_path:
     assert [row for row, each in seen.items() if each and each.leads] == ["feddle-id"]
     assert headline(grid) == "Feddle-Id is best in 2 of 2 settings"
     assert "of the methods with and of those without in-domain data" in legend(grid)
+
+
+def test_center_is_bold_only_where_it_is_best(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", {"center": [[0.6]], "hfcl": [[0.5]]})
+    assert '<td data-heading="all settings" colspan="2"><strong>60.0</strong>' in grid_page([grid])
+    result = grid.folder / "cnn/cifar10/5/hfcl/seed0/result.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"accuracy": 0.7}))
+    html = grid_page([read_grid(grid.folder)])
+    assert re.findall(r'<td data-heading="(σ = \d+)[^"]*"><strong>60\.0', html) == ["σ = 20"]
+    assert re.findall(r'<td data-heading="(σ = \d+)[^"]*">60\.0', html) == ["σ = 5"]
+
+
+def test_of_curves_center_alone_stands_out(tmp_path: Path) -> None:
+    with_center, without = ({"fedbuff": [[0.3, 0.5]], **rows} for rows in ({"center": [[0.5, 0.6]]}, {}))
+    assert ' first"' not in grid_page([make_grid(tmp_path / "a", without)])
+    assert 's1 first"' in grid_page([make_grid(tmp_path / "b", with_center)])
+
+
+# What cannot be relied on
+
+
+def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES)
+    (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"data": 5, "resumed_by": 3, "clock": 1}')
+    assert "Without a record of config and data" in grid_page([read_grid(grid.folder)])
 
 
 # What was really run

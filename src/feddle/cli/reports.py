@@ -55,7 +55,7 @@ def report_on(folders: Sequence[Path], page: Path, formats: Sequence[str] = (), 
     if not is_grid(folders[0]):
         show_runs(folders, page)
         return
-    from feddle.report.export import export
+    from feddle.report.export import export_all
     from feddle.report.grid_page import grid_page
     from feddle.report.grids import read_grid
     from feddle.report.page import write_document
@@ -64,9 +64,8 @@ def report_on(folders: Sequence[Path], page: Path, formats: Sequence[str] = (), 
     for grid in grids:
         _print_grid(grid)
     click.echo(f"Report: {write_document(grid_page(grids, None if target is None else target / 100), page)}")
-    for grid in grids:
-        for path in export(grid, formats, page.parent):
-            click.echo(f"Wrote {path}")
+    for path in export_all(grids, formats, page.parent):
+        click.echo(f"Wrote {path}")
 
 
 def show_runs(folders: Sequence[Path], page: Path) -> None:

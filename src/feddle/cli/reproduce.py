@@ -124,19 +124,17 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     """Run what is not finished, keeping the grid's record, then report."""
     from feddle.reproduce import runner
     from feddle.reproduce.cells import is_done
-    from feddle.reproduce.plan import plan
 
     out = order.out
-    held = runner.open_folder(out, grid, quick=order.quick)
-    asked = dict.fromkeys([*held.get("asked", []), shlex.join(["feddle", *sys.argv[1:]])])
-    facts = {"quick": order.quick, "asked": list(asked)}
-    planned = _fetched([plan(cell, order.overrides) for cell in picked], quiet=order.quiet)
+    runner.open_folder(out, grid, quick=order.quick)
+    command = shlex.join(["feddle", *sys.argv[1:]])
+    planned = _fetched(_planned(picked, order), quiet=order.quiet)
     count = len(order.seeds) * sum(each.config is not None for each in planned)
     jobs = min(order.jobs or runner.cores(), max(count, 1))
     spare = runner.cores() // jobs
     wanted = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
     tasks, strange = runner.without_strangers(wanted)
-    held = runner.keep(out, held, grid, planned, **facts)
+    runner.keep(out, grid, planned, quick=order.quick, command=command)
     _tell_left_out(planned)
     for text in (*runner.mixed(tasks), *strange):
         click.echo(text, err=True)
@@ -150,8 +148,19 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     except KeyboardInterrupt:
         click.echo(f"feddle: interrupted; what was done is in {out}; the same command goes on with it", err=True)
         sys.exit(130)
-    runner.keep(out, held, grid, runner.with_reasons(planned, failed, tasks), **facts)
+    known = runner.with_reasons(planned, failed, tasks)
+    runner.keep(out, grid, known, quick=order.quick, command=command)
     _report(failed, out)
+
+
+def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
+    """The cells as they can be run here; an override that none of them takes is a mistake on the line."""
+    from feddle.reproduce.plan import plan
+
+    planned = [plan(cell, order.overrides) for cell in picked]
+    if all(each.refused for each in planned):
+        raise FeddleError(f"-o: {planned[0].reason}")
+    return planned
 
 
 def _report(failed: "dict[str, Ended]", out: Path) -> None:
@@ -210,18 +219,17 @@ def _list_tables() -> None:
 def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     from feddle.reproduce.estimate import core_seconds
     from feddle.reproduce.grid import glossary
-    from feddle.reproduce.plan import plan
     from feddle.reproduce.runner import cores
 
+    every = _planned(picked, order)
     click.echo(f"{grid.title}. {grid.note}".rstrip())
     if told := glossary(grid):
         click.echo("In the names " + ", ".join(f"{short} is {words}" for short, words in told.items()) + ".")
     table = Table("cell", "paper", "one core", "note", box=None, pad_edge=False)
     notes: dict[str, int] = {}
     total, runs = 0.0, 0
-    for cell in picked:
-        planned = plan(cell, order.overrides)
-        reason, seconds = planned.reason, None
+    for planned in every:
+        cell, reason, seconds = planned.cell, planned.reason, None
         try:
             seconds = core_seconds(planned)
         except FeddleError as error:  # its model cannot be built here

@@ -106,6 +106,7 @@ class RunFolder:
             run.load_state_dict(self.checkpoint.state(), history, facts["seconds"])
         with self._writing():
             self.checkpoint.tidy()
+            (self.path / "result.json").unlink(missing_ok=True)  # of the stop: it would be shown while the run goes on
             self.history.touch()
             os.truncate(self.history, 0 if facts is None else facts["history"])
 

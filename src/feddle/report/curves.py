@@ -21,17 +21,19 @@ MOST_HITS = 120  # places on one curve that answer a pointer without a script
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart; `band` is what the seeds span, as (round, lowest, highest)."""
+    """One line of a chart; `band` is what the seeds span, as (round, lowest, highest), `stands_out` draws it bold."""
 
     index: int
     label: str
     points: list[tuple[int, float]]
     band: list[tuple[int, float, float]] = field(default_factory=list)
+    stands_out: bool = False
 
 
 def accuracy_chart(records: Sequence[Record]) -> Markup:
     """The legend, the curves in both sizes, and the values for the script that reads them out."""
-    return curve_chart([Curve(index, each.label, accuracy_curve(each)) for index, each in enumerate(records)])
+    curves = [Curve(i, each.label, accuracy_curve(each), stands_out=i == 0) for i, each in enumerate(records)]
+    return curve_chart(curves)
 
 
 def curve_chart(curves: Sequence[Curve], caption: str | None = None, unit: str = "%") -> Markup:
@@ -146,7 +148,7 @@ def _line(curve: Curve, x: Axis, y: Axis, unit: str) -> Markup:
         element("path", d=path, class_="line", stroke_dasharray=dash(curve.index)),
         element("circle", cx=places[-1][0], cy=places[-1][1], r=3, class_="dot"),
         *hits,
-        class_=f"{colour(curve.index)}{' first' if curve.index == 0 else ''}",
+        class_=f"{colour(curve.index)}{' first' if curve.stands_out else ''}",
     )
 
 
@@ -178,7 +180,7 @@ def _end_label(curve: Curve, end: tuple[float, float], at: tuple[float, float], 
             y=at[1] + 4,
             class_="label",
         ),
-        class_=f"{colour(curve.index)}{' first' if curve.index == 0 else ''}",
+        class_=f"{colour(curve.index)}{' first' if curve.stands_out else ''}",
     )
 
 

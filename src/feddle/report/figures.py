@@ -14,7 +14,7 @@ _INK = ("#0b4a94", "#d0700f", "#147f46", "#8a3a66", "#1f8fef", "#9d1a05")  # as 
 _STYLES = ("-", "--", ":", "-.")
 
 
-def draw(grid: GridRecord, folder: Path, ending: str) -> list[Path]:
+def draw(grid: GridRecord, folder: Path, ending: str, stem: str) -> list[Path]:
     """A figure of accuracy over rounds for each setting that has been run."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,7 +36,7 @@ def draw(grid: GridRecord, folder: Path, ending: str) -> list[Path]:
             figure.supxlabel(notes, fontsize=5)
             axes.legend(fontsize=7, ncols=2, frameon=False)
             axes.spines[["top", "right"]].set_visible(False)
-            name = re.sub(r"[^\w.+]+", "-", f"{grid.facts['grid']}-{panel.title}-{words}").strip("-")
+            name = re.sub(r"[^\w.+]+", "-", f"{stem}-{panel.title}-{words}").strip("-")
             path = folder / f"{name}.{ending}"
             folder.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=200)

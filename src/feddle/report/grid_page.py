@@ -97,12 +97,11 @@ def _table(grid: GridRecord, panel: Panel) -> Markup:
 
 def _row(grid: GridRecord, panel: Panel, row: str) -> Markup:
     head = element("th", row_words(grid, row), scope="row")
-    if (row, None) in panel.cells and len(panel.columns) > 1:
-        seen = view(panel, row, 0)
-        assert seen is not None
-        return element("tr", head, _cell(seen, "all settings", len(panel.columns)))
-    cells = [_cell(view(panel, row, column), words) for column, words in enumerate(panel.column_words)]
-    return element("tr", head, *cells)
+    seen = [view(panel, row, column) for column in range(len(panel.columns))]
+    alike = len({each.best for each in seen if each is not None}) == 1  # else it is the best of some columns only
+    if (row, None) in panel.cells and len(seen) > 1 and alike:
+        return element("tr", head, _cell(seen[0], "all settings", len(seen)))
+    return element("tr", head, *map(_cell, seen, panel.column_words))
 
 
 def _cell(seen: View | None, heading: str, span: int = 1) -> Markup:
@@ -151,7 +150,7 @@ def _lines(grid: GridRecord, panel: Panel, column: int, servers: Sequence[str], 
             continue
         points, band = mean_curve(cell, key)
         if points:
-            found.append(Curve(index, row_words(grid, row), points, band))
+            found.append(Curve(index, row_words(grid, row), points, band, row == CENTER))
     return found
 
 

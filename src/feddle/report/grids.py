@@ -163,7 +163,8 @@ def read_grid(folder: Path) -> GridRecord:
         if isinstance(error, FeddleError):
             raise
         raise FeddleError(
-            f"{folder / GRID}: expected what `feddle reproduce` wrote, but {type(error).__name__} {error}; run it again"
+            f"{folder / GRID}: expected what `feddle reproduce` wrote, but {type(error).__name__} {error}; "
+            "remove that file and run it again, which keeps the runs beside it"
         ) from error
 
 
@@ -231,7 +232,13 @@ def _read_made(path: Path) -> Mapping[str, Any]:
         made = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return made if isinstance(made, dict) else {}
+    return made if isinstance(made, dict) and _is_whole(made) else {}
+
+
+def _is_whole(made: Mapping[str, Any]) -> bool:
+    """Whether a record is built as feddle writes it; a damaged one says nothing that could be relied on."""
+    kinds = {"data": dict, "resumed_by": list, "clock": list}
+    return all(isinstance(made[name], kind) for name, kind in kinds.items() if name in made)
 
 
 def panels_of(axes: Mapping[str, Any], row_axis: str, cells: Sequence[CellRecord]) -> list[Panel]:

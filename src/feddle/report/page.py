@@ -1,5 +1,6 @@
 """The comparison as one HTML file that needs no network."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,7 +30,7 @@ def write_document(text: str, out: Path) -> Path:
     """Write a text to a file, whole or not at all."""
     if out.is_dir():
         raise FeddleError(f"{out}: expected a file to write, but it is a folder; name a file such as report.html")
-    part = out.with_name(f".{out.name}.part")
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")  # a grid and who watches it write the same page
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # "replace": a folder name need not be valid Unicode, but the page must be.

@@ -114,7 +114,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 def _with_unique_labels(records: list[Record]) -> list[Record]:
     count = Counter(record.method for record in records)
-    names = _distinct_names([record.folder for record in records])
+    names = distinct_names([record.folder for record in records])
     return [
         replace(record, label=_label(record.method, name)) if count[record.method] > 1 else record
         for record, name in zip(records, names, strict=True)
@@ -126,7 +126,7 @@ def _label(method: str, name: str) -> str:
     return name if name.startswith(method) and name != method else f"{method} ({name})"
 
 
-def _distinct_names(folders: list[Path]) -> list[str]:
+def distinct_names(folders: list[Path]) -> list[str]:
     """The shortest endings of the paths that tell all folders apart."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
@@ -147,18 +147,20 @@ def _method(config: dict[str, Any], result: dict[str, Any]) -> str | None:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        return _mapping(yaml.safe_load(_read(path)), path)
+        found = yaml.safe_load(_read(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise _broken(path, "YAML", error) from error
+    return _mapping(found, path)
 
 
 def _read_result(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return _mapping(json.loads(_read(path)), path)
+        found = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise _broken(path, "JSON", error) from error
+    return _mapping(found, path)
 
 
 def _read_history(path: Path) -> list[dict[str, Any]]:

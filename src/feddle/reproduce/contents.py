@@ -81,7 +81,8 @@ def files_hash(base: Path, files: Sequence[Path]) -> str:
     looks = [(os.path.relpath(path, base), path.stat()) for path in files]
     seen = hashlib.sha256(os.fsencode(base.resolve()))
     for name, look in looks:
-        seen.update(os.fsencode(f"\n{name} {look.st_size} {look.st_mtime_ns}"))
+        # the time of the last change too: a copy may bring the size and time of what it takes the place of
+        seen.update(os.fsencode(f"\n{name} {look.st_size} {look.st_mtime_ns} {look.st_ctime_ns}"))
     known = cache_folder() / "hashes" / seen.hexdigest()
     settled = all(time.time() - look.st_mtime > _SETTLED for _, look in looks)
     try:

@@ -18,7 +18,7 @@ from feddle.learning.places import expanded
 from feddle.reproduce.grid import Cell
 
 _HOW = ("seed", "workers", "checkpoint")  # what a config says of how it is run, not of what
-_PLACES = ("folder", *_HOW)  # keys that do not make a cell another one
+_WAITS = "a server that waits meets no delay, and its clock has the table's σ; leave out -o delays.sigma"
 _TITLES = {"imagenet": "ImageNet"}
 
 
@@ -31,6 +31,7 @@ class Planned:
     reason: str = ""  # why it is left out
     substitute: str = ""  # what stands in for what the paper used, in words
     changed: tuple[str, ...] = ()  # what the user set to another value than the table's
+    refused: bool = False  # left out since its config does not take what the user set
 
     def with_seed(self, seed: int, workers: int | None) -> Config:
         """The config of one of its runs; the number of workers does not change what comes of it."""
@@ -52,12 +53,19 @@ def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
     try:
         config = parse_config(tree, overrides)
     except FeddleError as error:
-        return Planned(cell, None, str(error).removeprefix("config: "))
-    changed = tuple(text for text in overrides if not text.partition("=")[0].endswith(_PLACES))
+        return Planned(cell, None, str(error).removeprefix("config: "), refused=bool(overrides))
+    if cell.waits is not None and config.delays.sigma:
+        return Planned(cell, None, _WAITS, refused=True)
+    changed = tuple(text for text in overrides if not _is_place(text.partition("=")[0]))
     planned = Planned(cell, config, substitute=_substitute(cell, config.data.server.name), changed=changed)
     reasons = [_missing_model(config.model), *(missing(*wanted) for wanted in data_of(planned))]
     reason = next((reason for reason in reasons if reason), "")
     return Planned(cell, None, reason) if reason else planned
+
+
+def _is_place(key: str) -> bool:
+    """Whether a key does not make a cell another one: where files are, or how it is run."""
+    return key.endswith("folder") or key.partition(".")[0] in _HOW
 
 
 def _guide(cell: Cell, overrides: Sequence[str]) -> str:

@@ -11,6 +11,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+from filelock import FileLock
+
 from feddle.core.errors import FeddleError
 from feddle.experiment.durable import write_whole
 from feddle.experiment.folder import RunFolder
@@ -135,13 +137,20 @@ def _hear(each: _Running, display: Display) -> Ended | None:
 def open_folder(out: Path, grid: Grid, *, quick: bool) -> dict[str, Any]:
     """The grid's own record in its folder, empty at first; a folder of another grid is refused."""
     path = out / GRID
+    if out.exists() and not out.is_dir():
+        raise FeddleError(f"{out} is a file; name another folder with --out")
     if not path.exists():
         return {"cells": {}}
     try:
         held: dict[str, Any] = json.loads(path.read_bytes())
         kind = (held["grid"], held["quick"])
+        if not isinstance(held["cells"], dict):
+            raise TypeError("cells is no mapping")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FeddleError(f"{path} is not what feddle wrote ({error}); name another folder with --out") from error
+        raise FeddleError(
+            f"{path} is not what feddle wrote ({type(error).__name__} {error}); remove it and give the command again, "
+            "which keeps the runs beside it, or name another folder with --out"
+        ) from error
     if kind != (grid.name, quick):
         word = "quick runs" if kind[1] else "full runs"
         raise FeddleError(
@@ -150,12 +159,23 @@ def open_folder(out: Path, grid: Grid, *, quick: bool) -> dict[str, Any]:
     return held
 
 
-def keep(out: Path, held: dict[str, Any], grid: Grid, planned: Sequence[Planned], **facts: Any) -> dict[str, Any]:
+def keep(out: Path, grid: Grid, planned: Sequence[Planned], *, quick: bool, command: str) -> None:
     """Write the grid's record: its axes, and for each of its cells what it is or why it is left out."""
+    out.mkdir(parents=True, exist_ok=True)
+    with FileLock(out / ".grid.lock"):  # another command may fill the same folder; what it wrote stays
+        held = open_folder(out, grid, quick=quick)
+        asked = list(dict.fromkeys([*held.get("asked", []), command]))
+        record = _record(held, out, grid, planned, quick=quick, asked=asked)
+        write_whole(out / GRID, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _record(
+    held: Mapping[str, Any], out: Path, grid: Grid, planned: Sequence[Planned], **facts: Any
+) -> Mapping[str, Any]:
     told = {each.cell.name: _told(each, held["cells"].get(each.cell.name), out) for each in planned}
     cells = {**held["cells"], **told}
     order = [cell.name for cell in grid.cells]
-    record = {
+    return {
         "grid": grid.name,
         "title": grid.title,
         "note": grid.note,
@@ -166,9 +186,6 @@ def keep(out: Path, held: dict[str, Any], grid: Grid, planned: Sequence[Planned]
         **facts,
         "cells": {name: cells[name] for name in order if name in cells},
     }
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / GRID, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
-    return record
 
 
 def _told(planned: Planned, held: Mapping[str, Any] | None, out: Path) -> Mapping[str, Any]:

@@ -59,6 +59,7 @@ from feddle.flower.client import train_job
 from feddle.flower.local import LocalFederation
 from feddle.flower.network import Clock
 from feddle.flower.plan import make_plan
+from feddle.flower.pulls import Pulls
 from feddle.flower.replay import replay
 from feddle.flower.run import FederationRun, at_the_server, run_in_folder
 from feddle.flower.strategy import Feddle
@@ -280,6 +281,13 @@ def test_an_error_ends_a_job_and_the_node_cools_down_longer_each_time() -> None:
     assert not any(job[0] == 1 for of in jobs(run) for job in of)
 
 
+def test_what_a_node_says_is_one_line_that_no_terminal_obeys() -> None:
+    run = federate(
+        lambda m: [(1.0, failed(m, "\x1b[2J\x1b]0;owned\x07 out\nof memory"))] if delays(m) == 5.0 else honest(m)
+    )
+    assert run.network.roster.nodes[12345].why == r"error: \x1b[2J\x1b]0;owned\x07 out of memory"
+
+
 def test_a_job_that_takes_too_long_is_given_up_and_what_comes_of_it_is_dropped() -> None:
     slow = lambda m: [(2.0 if m.metadata.dst_node_id == 7 else 400.0, trained(m))]  # noqa: E731
     run = federate(slow, rounds=60)
@@ -445,6 +453,39 @@ def test_a_reply_that_comes_slowly_holds_up_nobody(monkeypatch: pytest.MonkeyPat
     assert set(pulls.values()) == {1}, "each is fetched once"
 
 
+ENDLESS = """
+import time
+from feddle.flower.pulls import Pulls
+
+class Endless:
+    def pull_messages(self, ids):
+        time.sleep(600)
+
+assert Pulls(Endless(), patience=0.05).ask("a message") == []
+END
+"""
+
+
+@pytest.mark.parametrize("end", ["", "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"])
+def test_a_reply_that_comes_slowly_keeps_no_process_from_ending(end: str) -> None:
+    script = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){ENDLESS}".replace("END", end)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert ("KeyboardInterrupt" in done.stderr) == bool(end), done.stderr
+
+
+def test_replies_that_come_slowly_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded, grid = Event(), SmallGrid(Time(), honest, lambda _: NODES)
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: [*ids] if uploaded.wait(60) else [])
+    pulls = Pulls(grid, patience=0.05, at_once=2)
+    assert [pulls.ask(asked) for asked in "abc"] == [[], [], []]
+    uploaded.set()
+    while not all(pull.done() for pull in pulls._slow.values()):
+        time.sleep(0.01)
+    pulls.patience = 60
+    replies: list[Any] = [pulls.ask(asked) for asked in "abc"]
+    assert replies == [["a"], ["b"], ["c"]], "the third is asked for now that there is room"
+
+
 def nothing(message: Message) -> Message:
     return spoilt(message, _delta(Array(np.zeros(SIZE, np.float32))))
 
@@ -480,6 +521,15 @@ def test_a_node_gets_no_second_job_while_its_first_may_still_be_running() -> Non
     assert times(after(1e6), always)[1] == pytest.approx(600, abs=5), "the message itself is forgotten"
     away = lambda now: (7,) if 100 < now < 150 else (7, 12345)  # noqa: E731
     assert times(after(1e6), away)[1] == pytest.approx(330, abs=5), "it was gone: it has cooled down, that is all"
+
+
+def test_that_a_job_is_forgotten_says_nothing_of_the_one_after_it() -> None:
+    rules = {**SETTINGS["federation"], "cooldown": 0.0}
+    away = lambda now: (7,) if 100 < now < 150 else (7, 12345)  # noqa: E731
+    never: Callable[[Message], Answers] = lambda m: honest(m) if m.metadata.dst_node_id == 7 else []  # noqa: E731
+    run = federate(never, nodes=away, rounds=400, method="fedasync", federation=rules)
+    times = [when for when, node in grid_of(run).sent if node == 12345]
+    assert times[1:3] == [pytest.approx(300, abs=5), pytest.approx(900, abs=5)], "the second one may still be running"
 
 
 def test_whose_reply_it_is_the_reply_cannot_say() -> None:
@@ -730,6 +780,30 @@ def test_settings_hold_that_are_given_before_the_first_merge(tmp_path: Path, mon
     assert len(lines_of(tmp_path / "run")) == 2
 
 
+def test_a_simulation_is_not_written_over(tmp_path: Path) -> None:
+    simulated = {"config.yaml": "rounds: 6\n", "history.jsonl": '{"round": 1}\n'}
+    for name, text in simulated.items():
+        (tmp_path / name).write_text(text)
+    run = ready()
+    with pytest.raises(FeddleError, match="holds a simulation, not a federation"):
+        run_in_folder(run, run.plan, tmp_path)  # type: ignore[arg-type]
+    for command in (["up", "--out"], ["watch"]):
+        with pytest.raises(FeddleError, match="holds a simulation"):
+            app(["federation", *command, str(tmp_path)], standalone_mode=False)
+    assert {name: (tmp_path / name).read_text() for name in simulated} == simulated
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed("feddle.experiment.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
+    other = at_server()
+    other.model[2] = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    time = Time()
+    plan = make_plan({**SETTINGS, "rounds": 3}, source="test")
+    again = FederationRun(plan, other, SmallGrid(time, honest, lambda _: NODES), clock=time.clock)
+    with pytest.raises(FeddleError, match="of a federation with another model"):
+        run_in_folder(again, plan, tmp_path / "run")
+
+
 def replayed(run: FederationRun) -> torch.Tensor:
     federation = at_server()
     layout = Layout.of(federation.model)
@@ -863,6 +937,30 @@ def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) 
     app([*command, "10.0.0.1"], standalone_mode=False)
 
 
+@pytest.mark.parametrize("host", ["", "über.example.org", "example.org:8443", "https://example.org", "two names"])
+def test_what_is_no_host_gets_no_certificate(tmp_path: Path, host: str) -> None:
+    with pytest.raises(FeddleError, match="expected a host's name or address without a port"):
+        Certificates(tmp_path / "keys").make(["localhost", host], 1)
+    assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("damaged", ["ca.crt", "ca.key"])
+def test_an_authority_that_cannot_be_read_is_told_of(tmp_path: Path, damaged: str) -> None:
+    certificates, other = Certificates(tmp_path / "keys"), Certificates(tmp_path / "others")
+    for made in (certificates, other):
+        made.make(["localhost"], 0)
+    certificates.server.unlink()
+    whole = (certificates.folder / damaged).read_bytes()
+    (certificates.folder / damaged).write_text("damaged")
+    with pytest.raises(FeddleError, match="no certificate and key that can be read"):
+        certificates.make(["localhost"], 0)
+    (certificates.folder / damaged).write_bytes((other.folder / damaged).read_bytes())
+    with pytest.raises(FeddleError, match=r"ca\.key is not the key of .*ca\.crt"):
+        certificates.make(["localhost"], 0)
+    (certificates.folder / damaged).write_bytes(whole)
+    assert certificates.make(["localhost"], 0) == [certificates.server]
+
+
 def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def answer(message: Message) -> Answers:
         return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
@@ -874,6 +972,7 @@ def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str
     shown = [line for line in told if line.startswith("version")]
     assert [line.split(":")[0] for line in shown] == ["version 1/3", "version 2/3", "version 3/3"]
     assert all("3 nodes, staleness" in line and "accuracy" in line for line in shown)
+    assert "client 1, failure 2: error: out of memory" in told
     with (console := Console(width=200)).capture() as captured:
         console.print(picture(json.loads((tmp_path / "run" / "status.json").read_text())))
     text = captured.get()
@@ -905,6 +1004,16 @@ def test_an_operator_is_told_that_a_server_says_nothing(
     assert "no word for 100 s" in captured.get()
 
 
+def test_an_operator_is_told_word_for_word_and_of_no_damaged_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FederationDisplay(tmp_path) as display:
+        display.say("logs in /data/[bold]/[/x]")
+        (tmp_path / "history.jsonl").write_text('x\n{"version": 2, "nodes": 1, "staleness": [0]}\n')
+        display.refresh()
+    assert capsys.readouterr().err.splitlines() == ["logs in /data/[bold]/[/x]", "version 2: 1 nodes, staleness 0"]
+
+
 class ShortFederation:
     """Stands in for the processes; the ServerApp ends as it begins, or the user stops it."""
 
@@ -932,6 +1041,10 @@ class ShortFederation:
         return "feddle.core.errors.StoppedError: the disk is full"
 
 
+def unanswered(*_: Any) -> str:
+    raise FeddleError("no answer")
+
+
 def test_what_goes_on_with_a_run_is_told_with_all_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -943,6 +1056,9 @@ def test_what_goes_on_with_a_run_is_told_with_all_options(
     monkeypatch.setattr("feddle.cli.federation._ASK_EVERY", 0.0)
     try:
         with pytest.raises(StoppedError, match=re.escape(f"the disk is full; to go on once that is mended: {again}")):
+            app(["federation", "up", *options], standalone_mode=False)
+        monkeypatch.setattr(ShortFederation, "run_status", unanswered)
+        with pytest.raises(StoppedError, match=re.escape(f"no answer; to go on once that is mended: {again}")):
             app(["federation", "up", *options], standalone_mode=False)
         monkeypatch.setattr(ShortFederation, "stop", KeyboardInterrupt)
         with pytest.raises((KeyboardInterrupt, Abort)):
@@ -969,6 +1085,8 @@ def test_an_app_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("method.name=fedbuf", "did you mean 'fedbuff'"),
         ("round=3", "round is not among the settings"),
         ("rounds", "an override is KEY=VALUE"),
+        ("rounds=[", "the value of rounds is not valid YAML"),
+        ("out=runs/mine", "the run folder is named with --out"),
         ("clients.per_round=9", "there are only 3 clients"),
     ],
 )
@@ -976,6 +1094,33 @@ def test_up_starts_nothing_for_settings_that_are_wrong(tmp_path: Path, option: s
     with pytest.raises(FeddleError, match=text):
         app(["federation", "up", "--out", str(tmp_path / "run"), "-o", option], standalone_mode=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"[tool.flwr.app]\nconfig = 3\n", b"\xff\xfe", b"tool"])
+def test_up_starts_nothing_for_a_folder_that_holds_no_app(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(content)
+    with pytest.raises(FeddleError, match=r"holds no app: expected \[tool\.flwr\.app\.config\]"):
+        app(["federation", "up", "--out", str(tmp_path / "run"), "--app", str(tmp_path)], standalone_mode=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_flower_leaves_unanswered_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feddle.flower.local._PATIENCE", 0.05)
+    (tmp_path / "flwr").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "flwr").chmod(0o755)
+    monkeypatch.setattr("feddle.flower.local.found", lambda name: str(tmp_path / name))
+    with pytest.raises(FeddleError, match=r"^`flwr list` did not answer within 0\.1 s$"):
+        LocalFederation(tmp_path, 1).run_status(1)
+
+
+def test_two_processes_do_not_run_the_same_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("start_superlink", "_start"):  # no processes: the lock is all that counts
+        monkeypatch.setattr(LocalFederation, name, lambda *_, **__: None)
+    second = LocalFederation(tmp_path, 1, secure=False)
+    with LocalFederation(tmp_path, 1, secure=False), pytest.raises(FeddleError, match="another process runs the fed"):
+        second.__enter__()
+    with LocalFederation(tmp_path, 1, secure=False):
+        pass
 
 
 # --- real processes, on loopback

@@ -11,7 +11,7 @@ import click
 
 from feddle.cli.federation_display import FederationDisplay
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.experiment.load import parse_yaml
+from feddle.experiment.load import holds_simulation, parse_override
 
 if TYPE_CHECKING:
     from feddle.flower.local import LocalFederation
@@ -44,7 +44,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     require_flower()
     from feddle.flower.app_folder import APP, check_settings
     from feddle.flower.local import LocalFederation
-    from feddle.flower.run import lacks_only_its_report, write_report
+    from feddle.flower.run import check_no_simulation, lacks_only_its_report, write_report
 
     if lacks_only_its_report(out):  # it was killed just then
         write_report(out)
@@ -52,6 +52,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
         return
     if RunFolder(out).is_finished():
         raise FeddleError(f"{out} holds a federation that is finished; name another folder with --out")
+    check_no_simulation(out)
     settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **_settings(overrides)}
     settings |= {"out": str(out.resolve())}
     check_settings(app_folder or APP, settings)
@@ -85,7 +86,10 @@ def _follow(local: "LocalFederation", run: int, display: FederationDisplay, agai
         if time.monotonic() - asked < _ASK_EVERY:
             continue
         local.keep_up()
-        status, asked = local.run_status(run), time.monotonic()
+        try:
+            status, asked = local.run_status(run), time.monotonic()
+        except FeddleError as error:
+            raise StoppedError(f"{error}; to go on once that is mended: {again}") from error
         if status.startswith("finished") and not display.is_finished():
             words = _last_words(local.run_log(run))
             raise StoppedError(f"the ServerApp ended ({status}): {words}; to go on once that is mended: {again}")
@@ -98,12 +102,9 @@ def _last_words(log: str) -> str:
 
 
 def _settings(overrides: tuple[str, ...]) -> dict[str, Any]:
-    settings = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise FeddleError(f"an override is KEY=VALUE, such as rounds=50, got {override!r}")
-        settings[key] = parse_yaml(text)
+    settings = dict(map(parse_override, overrides))
+    if "out" in settings:
+        raise FeddleError("the run folder is named with --out, not with -o out")
     return settings
 
 
@@ -127,6 +128,8 @@ def watch(folder: Path) -> None:
     """Watch the federation whose run folder is DIR: nodes, versions, staleness, accuracy."""
     if not folder.is_dir():
         raise FeddleError(f"{folder}: expected the run folder of a federation, but there is no such folder")
+    if holds_simulation(folder):
+        raise FeddleError(f"{folder}: expected the run folder of a federation, but it holds a simulation")
     with FederationDisplay(folder) as display:
         while not display.is_finished():
             display.refresh()

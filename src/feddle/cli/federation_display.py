@@ -24,6 +24,7 @@ class FederationDisplay:
         self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal and not quiet else None
         self._told = 0  # lines of history
         self._told_silence = False
+        self._told_failed: dict[str, int] = {}  # by node
 
     def __enter__(self) -> "FederationDisplay":
         if self._live is not None:
@@ -37,8 +38,8 @@ class FederationDisplay:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        """A line that stays; a path or a node's words in it may have brackets."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def is_finished(self) -> bool:
         """Whether the run has come to its end."""
@@ -47,11 +48,14 @@ class FederationDisplay:
     def refresh(self) -> None:
         """Show how things stand."""
         status = self._read("status.json")
-        silence = _silence(status) if status.get("at", 0.0) >= self.since else ""
+        new = status.get("at", 0.0) >= self.since
+        silence = _silence(status) if new else ""
         if self._live is not None and status:
             self._live.update(picture(status, silence), refresh=True)
         elif self._live is None:
             self._tell_new_versions(status.get("rounds"))
+            if new:
+                self._tell_failures(status)
             if silence and not self._told_silence:
                 self.say(silence)
             self._told_silence = bool(silence)
@@ -60,19 +64,36 @@ class FederationDisplay:
         path = self.folder / "history.jsonl"
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = text.rpartition("\n")[0].splitlines()  # the last one may not be whole yet
-        for line in map(json.loads, lines[self._told :]):
+        for line in map(_parsed, lines[self._told :]):
+            if "version" not in line:  # damaged: the ServerApp will say so
+                continue
             accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
             staleness = " ".join(map(str, line["staleness"]))
             of = "" if rounds is None else f"/{rounds}"
             self.say(f"version {line['version']}{of}: {line['nodes']} nodes, staleness {staleness}{accuracy}")
         self._told = len(lines)
 
+    def _tell_failures(self, status: dict[str, Any]) -> None:
+        """Where there is no table to look at: jobs that fail are all that is seen of a wrong app."""
+        for node in status.get("nodes", []):
+            known, self._told_failed[node["node"]] = self._told_failed.get(node["node"], 0), node["failed"]
+            if node["failed"] > known and node["why"]:
+                self.say(f"client {node['client']}, failure {node['failed']}: {node['why']}")
+
     def _read(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads((self.folder / name).read_bytes())
-        except (OSError, ValueError):
+            return _parsed((self.folder / name).read_bytes())
+        except OSError:
             return {}
-        return found if isinstance(found, dict) else {}
+
+
+def _parsed(text: str | bytes) -> dict[str, Any]:
+    """The mapping in a JSON text; nothing if there is none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _silence(status: dict[str, Any]) -> str:

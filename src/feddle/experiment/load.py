@@ -56,6 +56,11 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
+def holds_simulation(run: Path) -> bool:
+    """Whether a run folder is that of a simulation: the config of a real federation has rules of its own."""
+    return (run / "config.yaml").exists() and "federation" not in read_yaml(run / "config.yaml")
+
+
 def parse_yaml(text: str) -> Any:
     """The value of a YAML text; whatever is wrong with it is a YAMLError."""
     try:
@@ -77,14 +82,19 @@ def _suggest(path: Path) -> str:
     return f"; did you mean {folder / near[0]}?" if near else ""
 
 
-def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
+def parse_override(override: str) -> tuple[str, Any]:
+    """The dotted key and the value of KEY=VALUE."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
         raise FeddleError(f"an override is KEY=VALUE, such as method.atlas_size=20, got {override!r}")
     try:
-        value = parse_yaml(text)
+        return key, parse_yaml(text)
     except yaml.YAMLError as error:
         raise FeddleError(f"the value of {key} is not valid YAML: {_yaml_problem(error)}") from error
+
+
+def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    key, value = parse_override(override)
     return with_value(tree, key.split("."), value)
 
 

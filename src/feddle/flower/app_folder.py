@@ -15,13 +15,12 @@ def check_settings(app: Path, settings: Mapping[str, Any]) -> None:
     """Refuse settings that the app's run would refuse, before anything is started for it."""
     file = app / "pyproject.toml"
     try:
-        tree: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
-    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        known = dict(_flat(tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # no TOML, or another shape
         raise FeddleError(
             f"{app} holds no app: expected [tool.flwr.app.config] in {file}, but {type(error).__name__}: {error}; "
             "`feddle federation new` makes one"
         ) from error
-    known = dict(_flat(tree))
     for key in settings:
         if key not in known:
             raise FeddleError(f"{key} is not among the settings in {file}; add it to [tool.flwr.app.config] there")

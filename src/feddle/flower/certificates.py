@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from feddle.core.errors import FeddleError
 
 _CA_DAYS, _SERVER_DAYS = 3650, 825
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _EARLIER = timedelta(minutes=5)  # clocks differ
 
 
@@ -66,15 +68,16 @@ class Certificates:
         return sorted(set(self.folder.glob("*")) - before)
 
     def _check_hosts(self, hosts: Iterable[str]) -> None:
-        """Refuse names that the server's certificate, if there is one, does not have."""
+        """Refuse what is no name, and names that the server's certificate, if there is one, does not have."""
+        names = {host: _alternative(host) for host in hosts}
         if not self.server.exists():
             return
         try:
             certificate = x509.load_pem_x509_certificate(self.server.read_bytes())
-        except ValueError as error:
+            named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except (ValueError, x509.ExtensionNotFound) as error:
             raise FeddleError(f"{self.server} is no certificate; remove it to have it made anew") from error
-        named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        missing = [host for host in hosts if _alternative(host) not in named]
+        missing = [host for host, name in names.items() if name not in named]
         if missing:
             raise FeddleError(
                 f"{self.server} is for {', '.join(str(name.value) for name in named)}, not for {', '.join(missing)}; "
@@ -94,9 +97,7 @@ class Certificates:
         _write(self.ca, certificate.public_bytes(Encoding.PEM))
 
     def _make_server(self, hosts: Iterable[str]) -> None:
-        authority = x509.load_pem_x509_certificate(self.ca.read_bytes())
-        signer = load_pem_private_key(self.ca_key.read_bytes(), None)
-        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        authority, signer = self._read_ca()
         key = ec.generate_private_key(ec.SECP384R1())
         names = [_alternative(host) for host in dict.fromkeys(hosts)]
         builder = _builder(_name("feddle federation server"), authority.subject, key.public_key(), _SERVER_DAYS)
@@ -107,6 +108,19 @@ class Certificates:
         certificate = builder.add_extension(issuer, critical=False).sign(signer, hashes.SHA256())
         _write(self.server_key, _pem(key), private=True)
         _write(self.server, certificate.public_bytes(Encoding.PEM))
+
+    def _read_ca(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+        try:
+            authority = x509.load_pem_x509_certificate(self.ca.read_bytes())
+            signer = load_pem_private_key(self.ca_key.read_bytes(), None)
+        except (ValueError, TypeError) as error:  # a TypeError: the key has a password
+            raise FeddleError(
+                f"{self.ca} and {self.ca_key} are no certificate and key that can be read; restore them, or remove "
+                "both to have them made anew, and give every machine the new ca.crt"
+            ) from error
+        if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != authority.public_key():
+            raise FeddleError(f"{self.ca_key} is not the key of {self.ca}; restore the one that belongs to it")
+        return authority, signer
 
     def remake_node(self, number: int) -> None:
         """Make a key pair for a node, in place of the one that it may have."""
@@ -135,6 +149,11 @@ def _alternative(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not _HOST.fullmatch(host):
+            raise FeddleError(
+                f"expected a host's name or address without a port, such as federation.example.org, got {host!r}; "
+                "one with other letters is written in its xn-- form"
+            ) from None
         return x509.DNSName(host)
 
 

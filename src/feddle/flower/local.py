@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from filelock import FileLock, Timeout
+
 from feddle.core.errors import FeddleError
 from feddle.experiment.durable import write_whole
 from feddle.flower.app_folder import APP
@@ -45,12 +47,17 @@ class LocalFederation:
         self.certificates = Certificates(self.folder / "certificates")
         self.logs = self.folder / "logs"
         self.node_ids: dict[int, int] = {}
+        self.lock = FileLock(self.folder / "lock")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.groups: list[int] = []  # of all processes that were ever started
         self._ports: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         self.logs.mkdir(parents=True, exist_ok=True)
+        try:
+            self.lock.acquire(timeout=0)
+        except Timeout as error:  # two would share the nodes' keys and the database
+            raise FeddleError(f"another process runs the federation in {self.folder}; wait until it ends") from error
         try:
             if self.secure:
                 self.certificates.make([HOST, "localhost"], self.nodes)
@@ -129,6 +136,7 @@ class LocalFederation:
         try:
             self._end_all()
         finally:
+            self.lock.release()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
     def _end_all(self) -> None:
@@ -171,14 +179,17 @@ class LocalFederation:
         self.groups.append(self.processes[name].pid)
 
     def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(  # noqa: S603
-            [found("flwr"), *arguments],
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=2 * _PATIENCE,
-        )
+        try:
+            return subprocess.run(  # noqa: S603
+                [found("flwr"), *arguments],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=2 * _PATIENCE,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise FeddleError(f"`flwr {arguments[0]}` did not answer within {error.timeout:g} s") from error
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """What a command of Flower's answers."""

@@ -16,9 +16,10 @@ from flwr.supercore import log
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from torch import Tensor
 
-from feddle.core.errors import StoppedError
+from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.messages import Job
 from feddle.core.seeds import numpy_generator, seed_for
+from feddle.experiment.load import one_line
 from feddle.flower.plan import FederationPlan
 from feddle.flower.pulls import Pulls
 from feddle.flower.roster import Node, Roster
@@ -234,13 +235,13 @@ class Network:
 
     def _give_up(self) -> None:
         now = self.clock.now()
+        for asked in [asked for asked, sent in self._given_up.items() if sent.kept_until <= now]:
+            self._forget_given_up(asked)  # first: a node's job before the one that is given up now says nothing of it
         for asked, sent in list(self._under_way.items()):
             if sent.wanted_until <= now:
                 self._given_up[asked] = self._under_way.pop(asked)
                 self._end(sent.node, sent.job, "expired", f"no reply within {self.rules.job_limit:g} s")
                 sent.node.overdue = not sent.node.was_gone
-        for asked in [asked for asked, sent in self._given_up.items() if sent.kept_until <= now]:
-            self._forget_given_up(asked)
 
     def _forget_given_up(self, asked: str) -> None:
         """Its node has reported back, or Flower has dropped the message: nothing of the job is left there."""
@@ -293,8 +294,9 @@ class Network:
         }
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The server, who has which number, and the counts, as tensors."""
+        """The server, whose model it is, who has which number, and the counts, as tensors."""
         return {
+            "layout": self._layout(),
             **above("server.", self.server.state_dict()),
             **above("roster.", self.roster.state_dict()),
             **above("dropped.", {reason: torch.tensor(count) for reason, count in self.dropped.items()}),
@@ -302,11 +304,19 @@ class Network:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state: what was under way is lost, since replies reach only the run that asked."""
+        if not torch.equal(state.get("layout", self._layout()), self._layout()):  # the app is the user's to change
+            raise FeddleError(
+                "the checkpoint is of a federation with another model; undo the change to the model, or start a new "
+                "run in another folder"
+            )
         self.server.load_state_dict(below("server.", state))
         for job in self.server.in_flight:
             self.server.forget(job)
         self.roster.load_state_dict(below("roster.", state))
         self.dropped = Counter({reason: int(count) for reason, count in below("dropped.", state).items()})
+
+    def _layout(self) -> Tensor:
+        return torch.tensor(list(self.server.digest.encode()), dtype=torch.uint8)
 
 
 def _is_from(node: Node, reply: Message) -> bool:
@@ -320,4 +330,5 @@ def _one_line(error: Exception) -> str:
 
 
 def _cut(text: str) -> str:
-    return " ".join(text.split())[:_LONGEST_REASON]
+    """A node's words, on one line, with nothing in them that a terminal obeys."""
+    return one_line(" ".join(text.split())[:_LONGEST_REASON], _LONGEST_REASON)

@@ -17,7 +17,7 @@ from feddle.experiment.checkpoint import Pace
 from feddle.experiment.durable import write_whole
 from feddle.experiment.federation import Federation
 from feddle.experiment.folder import RunFolder, go_to_the_end
-from feddle.experiment.load import read_yaml
+from feddle.experiment.load import holds_simulation
 from feddle.experiment.run import Course, Listener, build_server, resolve_device
 from feddle.flower.network import Clock, Network
 from feddle.flower.plan import FederationPlan
@@ -96,6 +96,7 @@ def run_in_folder(run: FederationRun, plan: FederationPlan, out: Path, listener:
 
 
 def _go_on(run: FederationRun, plan: FederationPlan, folder: RunFolder, listener: Listener | None) -> None:
+    check_no_simulation(folder.path)
     if folder.checkpoint.facts() is None:  # nothing was merged yet: these settings hold, not those of an earlier start
         folder.begin(plan)
     folder.restore(run, plan)
@@ -113,11 +114,17 @@ def _take_result(run: FederationRun, folder: RunFolder) -> None:
     folder.checkpoint.clear()
 
 
+def check_no_simulation(out: Path) -> None:
+    """Refuse the folder of another kind of run, which a federation would write over."""
+    if holds_simulation(out):
+        raise FeddleError(f"{out} holds a simulation, not a federation; name another folder with out")
+
+
 def lacks_only_its_report(out: Path) -> bool:
     """Whether a real federation is finished, but was killed just before its last file; simulations have none."""
     if not RunFolder(out).is_finished() or (out / REPORT).exists():
         return False
-    return "federation" in read_yaml(out / "config.yaml")
+    return not holds_simulation(out)
 
 
 def write_report(out: Path) -> None:

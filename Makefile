@@ -44,6 +44,7 @@ lint: $(VENV)/dev ## format, lint, types, layers
 
 bench: $(VENV)/dev ## measure speed; prints ratios
 	@$(BIN)/python bench/search.py
+	@$(BIN)/python bench/denormals.py
 	@$(BIN)/python bench/precision.py
 	@$(BIN)/python bench/preprocessing.py
 	@$(BIN)/python bench/scale.py

@@ -1,0 +1,63 @@
+"""What numbers below 1e-38 cost in training, and what feddle makes of them: `python bench/denormals.py`.
+
+A client that knows its images by heart: the CNN with so large a bias for the one class that gradients are of the order
+of e^-80. CPU time of training on them over that of training on images that it does not know, with and without taking
+such numbers for zero; the weights that come out must be the same bits.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from torch import Tensor
+
+from feddle.core.layout import Layout
+from feddle.learning.examples import Images
+from feddle.learning.machine import one_thread
+from feddle.learning.models import CNN
+from feddle.learning.training import Recipe, train
+
+BIAS = 80.0
+
+
+def images(count: int = 320) -> Images:
+    """Random images of one class."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    return Images(pixels, torch.zeros(count, dtype=torch.int64), 3)
+
+
+def trained(bias: float, *, flush: bool) -> tuple[float, Tensor]:
+    """The CPU time of an epoch from a network that is so sure of the first class, and the weights after it."""
+    torch.manual_seed(0)
+    model = CNN(10)
+    layout = Layout.of(model)
+    with torch.no_grad():
+        model.get_parameter(f"{layout.head_name}.bias")[0] += bias
+    torch.set_flush_denormal(flush)
+    began = time.process_time()
+    train(model, images(), Recipe(epochs=1), seed=0)
+    return time.process_time() - began, layout.read(model).vector
+
+
+def main() -> None:
+    """Print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    slow, fast = [], []
+    with one_thread():
+        trained(0.0, flush=True)
+        for _ in range(arguments.repeats):
+            unit = trained(0.0, flush=True)[0]
+            (kept, one), (flushed, other) = (trained(BIAS, flush=flush) for flush in (False, True))
+            assert torch.equal(one, other), "the weights differ"
+            slow.append(kept / unit)
+            fast.append(flushed / unit)
+    for name, ratios in (("kept", slow), ("taken for zero, as feddle does", fast)):
+        print(f"the smallest numbers {name}: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+if __name__ == "__main__":
+    main()

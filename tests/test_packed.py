@@ -1,6 +1,5 @@
 """Anchors that are kept in less memory."""
 
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -128,10 +127,3 @@ def test_a_sparse_atlas_keeps_the_share_asked_for() -> None:
     rows = strategy.atlas.active()
     assert isinstance(rows, SparseRows)
     assert rows.values.shape[1] == 3  # of 4·2 + 2 numbers
-
-
-def test_without_numba_the_config_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "feddle.core.packed", None)
-    monkeypatch.delattr("feddle.core.packed")
-    with pytest.raises(FeddleError, match=r"storage: int8 needs numba; pip install 'feddle\[packed\]'"):
-        simulate("int8")

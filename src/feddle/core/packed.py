@@ -14,10 +14,11 @@ import torch
 from numba.extending import intrinsic
 from torch import Tensor
 
+from feddle.core.compiled import compiled
 from feddle.core.rows import allocate
 
 _BLOCK = 8192  # columns: their float32 sums stay in the first-level caches
-_jit: Callable[..., Any] = numba.njit(fastmath=True, cache=True)  # fastmath: sums of lanes, without which no SIMD
+_jit = compiled(fastmath=True)  # sums of lanes, without which no SIMD
 _intrinsic: Callable[..., Any] = intrinsic
 _f32 = np.float32
 

@@ -7,6 +7,7 @@ from typing import assert_never
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
+from feddle.core.packed import Bfloat16Rows, Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
 from feddle.core.search import LbfgsSearch, Objective, PaperSearch, Search, SgdSearch
 from feddle.experiment import config as cfg
@@ -211,17 +212,13 @@ def _build_rows(storage: methods.AnyStorage, capacity: int, parts: Parts) -> Row
         return FloatRows.empty(capacity, parts.layout.size, parts.device)
     if parts.device != "cpu":
         raise FeddleError(f"method.storage: {storage.name} works on the cpu, but the device is {parts.device}")
-    try:
-        from feddle.core import packed  # numba: only who asks for it pays for its import
-    except ImportError as error:
-        raise FeddleError(f"method.storage: {storage.name} needs numba; pip install 'feddle[packed]'") from error
     match storage:
         case methods.Bfloat16Storage():
-            return packed.Bfloat16Rows.empty(capacity, parts.layout.size)
+            return Bfloat16Rows.empty(capacity, parts.layout.size)
         case methods.Int8Storage():
-            return packed.Int8Rows.empty(capacity, parts.layout.size)
+            return Int8Rows.empty(capacity, parts.layout.size)
         case methods.SparseStorage(density=density):
-            return packed.SparseRows.empty(capacity, parts.layout.size, density)
+            return SparseRows.empty(capacity, parts.layout.size, density)
         case _:
             assert_never(storage)
 

@@ -246,19 +246,19 @@ class FloatStorage(Strict):
 
 
 class Bfloat16Storage(Strict):
-    """Two bytes a number, with float32's range; needs `feddle[packed]`."""
+    """Two bytes a number, with float32's range."""
 
     name: Literal["bfloat16"] = "bfloat16"
 
 
 class Int8Storage(Strict):
-    """One byte a number and a scale a row; needs `feddle[packed]`."""
+    """One byte a number and a scale a row."""
 
     name: Literal["int8"] = "int8"
 
 
 class SparseStorage(Strict):
-    """The largest numbers of each anchor with their places, eight bytes each; needs `feddle[packed]`."""
+    """The largest numbers of each anchor with their places, eight bytes each."""
 
     name: Literal["sparse"] = "sparse"
     density: float = Field(0.1, gt=0, le=1, strict=True, description="the share of an anchor's numbers that is kept")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from feddle.core.errors import FeddleError
+from feddle.learning.pooling import PooledReLU
 
 
 class CNN(nn.Module):
@@ -29,19 +30,18 @@ class CNN(nn.Module):
             raise FeddleError(
                 f"the CNN takes images from 28×28 up, got {image_size}×{image_size}; raise data.image_size"
             )
-        layers: list[nn.Module] = []
-        width, size = in_channels, image_size
+        self.features = nn.Sequential()
+        width, size, place = in_channels, image_size, 0
         for i, out in enumerate(channels):
             if size > 0:  # else refused below, without building layers of nothing
-                layers.append(nn.Conv2d(width, out, 3, padding=int(padding)))
+                self.features.add_module(f"{place}", nn.Conv2d(width, out, 3, padding=int(padding)))
             width, size = out, size if padding else size - 2
-            if i < pools:
-                layers.append(nn.MaxPool2d(2))
-                size //= 2
-            layers.append(nn.ReLU(inplace=True))  # the same after pooling as before it, at a quarter of the work
+            pool = i < pools
+            # the ReLU is the same after pooling as before it, at a quarter of the work
+            self.features.add_module(f"{place + 1}", PooledReLU() if pool else nn.ReLU(inplace=True))
+            size, place = (size // 2, place + 3) if pool else (size, place + 2)  # names as if pooling and ReLU were two
         if size < 1:
             raise FeddleError(f"{pools} poolings leave nothing of a {image_size}×{image_size} image; lower model.pools")
-        self.features = nn.Sequential(*layers)
         self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(width * size * size, hidden), nn.ReLU(inplace=True))
         self.head = nn.Linear(hidden, classes)
 

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from feddle.core.adam import Adam
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.rows import Anchors
@@ -101,17 +102,16 @@ class PaperSearch:
     ) -> Found:
         """Search for `epochs` passes over the server's data."""
         coefficients = start.clone()
-        optimizer = torch.optim.Adam([coefficients], lr=self.lr)
+        adam = Adam(coefficients)
         generator = torch_generator(seed)
         steps = self.epochs * len(mini_batch_sizes(len(objective), self.batch_size))
         losses: list[float] = []
         for _ in range(self.epochs):
             for examples in mini_batches(len(objective), self.batch_size, generator):
-                if self.anneal:
-                    optimizer.param_groups[0]["lr"] = self.lr * (1 - len(losses) / steps)
+                lr = self.lr * (1 - len(losses) / steps) if self.anneal else self.lr
                 loss, gradient = objective.loss_and_gradient(space.point(coefficients), examples)
-                coefficients.grad = space.project(gradient) + regularisation * (coefficients - start)
-                optimizer.step()
+                slope = space.project(gradient) + regularisation * (coefficients - start)
+                adam.step(coefficients, slope, lr)
                 if self.constraint is not None:
                     coefficients.copy_(self.constraint(coefficients))
                 losses.append(loss)

@@ -17,6 +17,7 @@ from feddle.core.messages import Job, Update
 from feddle.core.search import mini_batches
 from feddle.core.seeds import global_seed, torch_generator
 from feddle.learning.examples import Examples
+from feddle.learning.optimizers import SGD, Adam, Optimizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -36,11 +37,11 @@ class Recipe:
         """The same for another number of epochs."""
         return replace(self, epochs=epochs)
 
-    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+    def make_optimizer(self, model: nn.Module) -> Optimizer:
         """A fresh optimiser over the trainable parameters."""
         parameters = [p for p in model.parameters() if p.requires_grad]
-        make = torch.optim.Adam if self.optimizer == "adam" else torch.optim.SGD
-        return make(parameters, lr=self.lr, weight_decay=self.weight_decay, fused=True)
+        make = Adam if self.optimizer == "adam" else SGD
+        return make(parameters, lr=self.lr, weight_decay=self.weight_decay)
 
     def arithmetic(self, device: torch.device) -> AbstractContextManager[object]:
         """What a forward pass runs in: bfloat16 is torch's autocast, the weights stay float32."""
@@ -55,7 +56,7 @@ def train(
     recipe: Recipe,
     seed: int,
     loss: Loss = F.cross_entropy,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
 ) -> float | None:
     """Train in place; the mean loss of the last epoch, None if nothing could be trained.
 
@@ -75,7 +76,7 @@ def train(
             if len(index) < smallest:
                 continue
             inputs, targets = examples.take(index)
-            optimizer.zero_grad(set_to_none=True)
+            model.zero_grad(set_to_none=True)
             with recipe.arithmetic(device):
                 value = loss(model(inputs.to(device)), targets.to(device))
             value.backward()  # type: ignore[no-untyped-call]

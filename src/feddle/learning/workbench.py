@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import global_seed
 from feddle.learning.examples import Examples
+from feddle.learning.optimizers import Optimizer
 from feddle.learning.training import Loss, Recipe, train
 
 
@@ -26,7 +27,7 @@ class Workbench:
         examples: Examples,
         recipe: Recipe,
         seed: int,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizer | None = None,
     ) -> Weights:
         """The weights after training on examples from `start`; the optimiser is fresh unless it is given."""
         self.layout.write(self.model, start)

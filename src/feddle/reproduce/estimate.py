@@ -14,6 +14,7 @@ from feddle.experiment.config import Config
 from feddle.experiment.models import build_model
 from feddle.learning import datasets
 from feddle.learning.machine import one_thread
+from feddle.learning.training import Recipe
 from feddle.reproduce.plan import Planned
 
 _START = 3.0  # seconds until the first round: a process, the data
@@ -80,10 +81,10 @@ def _measured(model: str, size: int, channels: int, classes: int) -> tuple[float
     count = 32 if size <= 64 else 4
     images = torch.zeros(count, channels, size, size).contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(count, dtype=torch.long)
-    optimizer = torch.optim.Adam([p for p in built.parameters() if p.requires_grad])
+    optimizer = Recipe().make_optimizer(built)
 
     def step() -> None:
-        optimizer.zero_grad()
+        built.zero_grad(set_to_none=True)
         F.cross_entropy(built(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 

@@ -97,7 +97,7 @@ class FedDF:
             total = 0.0
             for index in mini_batches(len(examples), how.recipe.batch_size, generator):
                 inputs = examples.take(index)[0].to(targets.device)
-                optimizer.zero_grad(set_to_none=True)
+                model.zero_grad(set_to_none=True)
                 student = (model(inputs) / how.temperature).log_softmax(1)
                 # T² keeps the gradient's size whatever the temperature
                 loss = how.temperature**2 * F.kl_div(student, targets[index], reduction="batchmean")

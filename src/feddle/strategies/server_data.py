@@ -49,18 +49,12 @@ class Center:
 
     def state_dict(self) -> dict[str, Tensor]:
         """See `Strategy`."""
-        moments = {f"{i}.{n}": t for i, kept in self.optimizer.state_dict()["state"].items() for n, t in kept.items()}
-        moments = {name: tensor.clone() for name, tensor in moments.items()}  # the optimiser goes on with its own
-        return {**above("optimizer.", moments), "merges": torch.tensor(self._merges)}
+        return {**above("optimizer.", self.optimizer.state_dict()), "merges": torch.tensor(self._merges)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """See `Strategy`."""
         self._merges = int(state["merges"])
-        kept: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in below("optimizer.", state).items():
-            index, _, moment = name.partition(".")
-            kept.setdefault(int(index), {})[moment] = tensor.clone()
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": kept})
+        self.optimizer.load_state_dict(below("optimizer.", state))
 
 
 class FedFT:

@@ -1,0 +1,120 @@
+"""Adam and SGD by torch's fused kernels.
+
+The classes of `torch.optim` would do the same to the bit, but their first step imports torch's compiler: a second of
+every process's life, and no other part of feddle needs it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+_STATE = ("step", "exp_avg", "exp_avg_sq")  # torch.optim's names
+
+
+class Optimizer(Protocol):
+    """Moves parameters against their gradients; those without a gradient stay."""
+
+    def step(self) -> None:
+        """Take one step."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What goes on from one step to the next."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state."""
+
+
+class Adam:
+    """Adam (Kingma & Ba) with its usual moments; weight decay is added to the gradient."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> None:
+        self.parameters = list(parameters)
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self._state: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """See `Optimizer`."""
+        for places, parameters, gradients in _reached(self.parameters):
+            for i, parameter in zip(places, parameters, strict=True):
+                if i not in self._state:
+                    step = torch.zeros((), device=parameter.device)
+                    self._state[i] = step, torch.zeros_like(parameter), torch.zeros_like(parameter)
+            steps, means, squares = (list(kept) for kept in zip(*(self._state[i] for i in places), strict=True))
+            torch._foreach_add_(steps, 1)
+            torch._fused_adam_(
+                parameters,
+                gradients,
+                means,
+                squares,
+                [],
+                steps,
+                lr=self.lr,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=self.weight_decay,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Optimizer`."""
+        kept = self._state.items()
+        return {f"{i}.{name}": tensor.clone() for i, state in kept for name, tensor in zip(_STATE, state, strict=True)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Optimizer`."""
+        self._state = {}
+        for i, parameter in enumerate(self.parameters):
+            if f"{i}.{_STATE[0]}" in state:
+                step, mean, square = (state[f"{i}.{name}"].clone().to(parameter.device) for name in _STATE)
+                self._state[i] = step, mean, square
+
+
+class SGD:
+    """Plain gradient descent on each batch; weight decay is added to the gradient."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> None:
+        self.parameters = list(parameters)
+        self.lr = lr
+        self.weight_decay = weight_decay
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """See `Optimizer`."""
+        for _, parameters, gradients in _reached(self.parameters):
+            torch._fused_sgd_(
+                parameters,
+                gradients,
+                [],
+                lr=self.lr,
+                weight_decay=self.weight_decay,
+                momentum=0.0,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+            )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Nothing goes on."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Optimizer`."""
+
+
+def _reached(parameters: list[nn.Parameter]) -> Iterable[tuple[list[int], list[Tensor], list[Tensor]]]:
+    """The parameters with a gradient, their places and gradients; a fused kernel takes those of one type at a time."""
+    groups: dict[torch.dtype, tuple[list[int], list[Tensor], list[Tensor]]] = {}
+    for i, parameter in enumerate(parameters):
+        if parameter.grad is not None:
+            places, moved, gradients = groups.setdefault(parameter.dtype, ([], [], []))
+            places.append(i)
+            moved.append(parameter)
+            gradients.append(parameter.grad)
+    return groups.values()

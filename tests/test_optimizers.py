@@ -1,0 +1,108 @@
+"""The optimisers: torch's own steps without its compiler."""
+
+import copy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from feddle.core.adam import Adam as SmallAdam
+from feddle.learning.optimizers import SGD, Adam, Optimizer
+from feddle.learning.training import Recipe
+
+PAIRS: dict[str, tuple[Any, Any]] = {"adam": (Adam, torch.optim.Adam), "sgd": (SGD, torch.optim.SGD)}
+
+
+def test_adam_worked_out() -> None:
+    # the first step is lr against the slope's sign; after slopes 2 and 1, m = 0.28 and v = 0.004996
+    at = torch.tensor([1.0])
+    adam = SmallAdam(at)
+    adam.step(at, torch.tensor([2.0]), 0.1)
+    assert at.item() == pytest.approx(0.9)
+    adam.step(at, torch.tensor([1.0]), 0.1)
+    assert at.item() == pytest.approx(0.9 - 0.1 * (0.28 / 0.19) / (0.004996 / 0.001999) ** 0.5)
+
+
+def test_adam_on_a_few_numbers_is_that_of_torch() -> None:
+    ours = torch.linspace(-1, 1, 20)
+    theirs = ours.clone().requires_grad_()
+    adam, reference = SmallAdam(ours), torch.optim.Adam([theirs], lr=1e-3)
+    for step in range(30):
+        slope = torch.sin(torch.arange(20.0) * (step + 1))
+        theirs.grad = slope.clone()
+        reference.step()
+        adam.step(ours, slope, 1e-3)
+    assert torch.equal(ours, theirs)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 10))
+
+
+def differentiate(model: nn.Module, step: int) -> None:
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+    model.zero_grad(set_to_none=True)
+    model(images).square().mean().backward()
+    if step < 2:
+        model[0].bias.grad = None  # type: ignore[index]  # a part that the loss does not reach at first
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
+def test_the_same_bits_as_torch(kind: str, weight_decay: float) -> None:
+    ours, theirs = network(), network()
+    make, reference = PAIRS[kind]
+    optimizer = make(ours.parameters(), lr=1e-2, weight_decay=weight_decay)
+    expected = reference(theirs.parameters(), lr=1e-2, weight_decay=weight_decay, fused=True)
+    for step in range(5):
+        differentiate(ours, step)
+        differentiate(theirs, step)
+        optimizer.step()
+        expected.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_it_goes_on_from_a_saved_state(kind: str) -> None:
+    model = network()
+    optimizer: Optimizer = PAIRS[kind][0](model.parameters(), lr=1e-2)
+    for step in range(3):
+        differentiate(model, step)
+        optimizer.step()
+    other = copy.deepcopy(model)
+    restored: Optimizer = PAIRS[kind][0](other.parameters(), lr=1e-2)
+    restored.load_state_dict(optimizer.state_dict())
+    for step in range(3, 6):
+        for network_, moves in ((model, optimizer), (other, restored)):
+            differentiate(network_, step)
+            moves.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_parameters_of_two_types() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = [p.detach().clone() for p in model.parameters()]
+    Recipe(lr=0.5).make_optimizer(model).step()
+    for was, parameter in zip(before, model.parameters(), strict=True):
+        assert torch.allclose(parameter, was - 0.5)
+
+
+def test_training_does_not_import_the_compiler() -> None:
+    # it takes a second, in every worker
+    code = """if True:
+        import sys, torch
+        import feddle
+        from torch.utils.data import TensorDataset
+        data = TensorDataset(torch.eye(4), torch.tensor([0, 1, 0, 1]))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+        options = dict(server=data, test=data, per_round=2, rounds=2, workers=0, delays={"sigma": 0})
+        feddle.simulate(model, [data, data], **options)
+        raise SystemExit("torch._dynamo" in sys.modules)
+    """
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

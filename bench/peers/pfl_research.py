@@ -13,9 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from workload import ADAM, BATCH, CLASSES, LEARNING_RATE, Clock, Workload, load, write_result
-
-from feddle.learning.models import CNN
+from workload import ADAM, BATCH, CNN, LEARNING_RATE, Clock, Workload, load, write_result
 
 RANKS = 2
 RANK = "PFL_WORKER_RANK"
@@ -83,7 +81,7 @@ def _train(folder: str, out: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     workload = load(folder)
-    network = LossCNN(CLASSES)
+    network = LossCNN()
     workload.start(network)
     model = PyTorchModel(network, torch.optim.Adam, torch.optim.SGD(network.parameters(), lr=1.0))
     plan = NNAlgorithmParams(

@@ -14,12 +14,29 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from feddle.learning.models import CNN
-
 BATCH = 32
 LEARNING_RATE = 1e-3
 CLASSES = 10
 ADAM = "torch.optim.Adam with its defaults"
+
+
+class CNN(nn.Module):
+    """feddle's network of the same weights, in plain torch, as a user of a peer has it; feddle runs its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width, out in ((3, 32), (32, 64), (64, 64)):
+            # the ReLU after the pooling: the same as before it, at a quarter of the work
+            layers += [nn.Conv2d(width, out, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(inplace=True)]
+        self.features = nn.Sequential(*layers)
+        self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(inplace=True))
+        self.head = nn.Linear(512, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (n, 3, 32, 32) to logits (n, 10)."""
+        logits: Tensor = self.head(self.hidden(self.features(images)))
+        return logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +58,7 @@ class Workload:
 
     def model(self) -> CNN:
         """The network with its initial weights."""
-        return self.start(CNN(CLASSES))
+        return self.start(CNN())
 
     def start(self, model: CNN) -> CNN:
         """The model, set to the initial weights."""

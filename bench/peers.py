@@ -84,19 +84,16 @@ def main() -> None:
     pythons = {name: environment(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="feddle-bench-") as folder:
         script(sys.executable, "prepare", folder, str(rounds))
-        records = run_all(pythons, folder, 1 if options.quick else options.repeats)
-        measured = Path(folder) / "machine.json"
-        script(sys.executable, "machine", folder, str(measured), "0.5" if options.quick else "5")
-        arithmetic = json.loads(measured.read_text(encoding="utf-8"))
+        records, arithmetic = run_all(pythons, folder, 1 if options.quick else options.repeats)
     if not records[REFERENCE].runs:
         raise SystemExit(f"feddle itself failed:\n{records[REFERENCE].errors[-1]}")
-    arithmetic["fraction_of_sgemm"] = fraction_of_sgemm(arithmetic, records[REFERENCE])
-    write(options.out or default_out(options), rounds, records, arithmetic)
+    fractions = fractions_of_sgemm(arithmetic, records[REFERENCE])
+    write(options.out or default_out(options), rounds, records, {"runs": arithmetic, "fractions_of_sgemm": fractions})
     print(table(records))
     print(
-        f"\nfeddle with 2 workers reaches {arithmetic['fraction_of_sgemm']:.0%} of this machine's sgemm rate "
-        "(fp32, 1024×1024, two processes of one thread; a multiply-add is two FLOPs, convolutions and matrix "
-        "products of forward and backward only)."
+        f"\nfeddle with 2 workers reaches {median(fractions):.0%} ({min(fractions):.0%} to {max(fractions):.0%}) of "
+        "this machine's sgemm rate, measured before each repeat (fp32, 1024×1024, two processes of one thread; a "
+        "multiply-add is two FLOPs, convolutions and matrix products of forward and backward only)."
     )
     if problems := faults(records, QUICK_TOLERANCE if options.quick else TOLERANCE):
         raise SystemExit("\n" + "\n".join(problems))
@@ -171,14 +168,18 @@ def surroundings() -> dict[str, str]:
     }
 
 
-def run_all(pythons: dict[str, str], folder: str, repeats: int) -> dict[str, Record]:
-    """Every peer once, then every peer again: a machine that drifts drifts for all."""
-    records = {name: Record() for name in pythons}
+def run_all(pythons: dict[str, str], folder: str, repeats: int) -> tuple[dict[str, Record], list[dict[str, float]]]:
+    """Every peer once, then every peer again: a machine that drifts drifts for all. Its own rate each time, too."""
+    records: dict[str, Record] = {name: Record() for name in pythons}
+    arithmetic = []
+    measured = Path(folder) / "machine.json"
     for repeat in range(repeats):
+        script(sys.executable, "machine", folder, str(measured), "3")
+        arithmetic.append(json.loads(measured.read_text(encoding="utf-8")))
         for name, python in pythons.items():
             say(f"repeat {repeat + 1} of {repeats}: {name}")
             run_one(name, python, folder, records[name])
-    return records
+    return records, arithmetic
 
 
 def run_one(name: str, python: str, folder: str, record: Record) -> None:
@@ -244,10 +245,10 @@ def table(records: dict[str, Record]) -> str:
     return "\n".join(lines)
 
 
-def fraction_of_sgemm(arithmetic: dict[str, float], reference: Record) -> float:
-    """How much of the machine's matrix-product rate our run reaches."""
-    rate = arithmetic["workload_flops"] / reference.middle("seconds")
-    return rate / arithmetic["sgemm_flops_per_second"]
+def fractions_of_sgemm(arithmetic: list[dict[str, float]], reference: Record) -> list[float]:
+    """How much of the machine's matrix-product rate our run reaches, repeat by repeat."""
+    pairs = zip(arithmetic, reference.runs, strict=False)  # a run that failed is told apart
+    return [m["workload_flops"] / run["seconds"] / m["sgemm_flops_per_second"] for m, run in pairs]
 
 
 def faults(records: dict[str, Record], tolerance: float) -> list[str]:
@@ -263,7 +264,7 @@ def faults(records: dict[str, Record], tolerance: float) -> list[str]:
     return problems
 
 
-def write(out: Path, rounds: int, records: dict[str, Record], arithmetic: dict[str, float]) -> None:
+def write(out: Path, rounds: int, records: dict[str, Record], arithmetic: Result) -> None:
     """Keep the raw numbers and what they were measured on."""
     reference = records[REFERENCE]
     content = {

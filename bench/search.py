@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.core.layout import Layout, Weights
@@ -80,36 +80,43 @@ def ratios(model: nn.Module, data: Images, anchors: int, repeats: int, storage: 
 
 
 def parts(model: nn.Module, data: Images, anchors: int, repeats: int, storage: str) -> dict[str, float]:
-    """The least time of each part of a step, as a share of the least step of fine-tuning."""
+    """The median time of each part of a step, as a share of the median step of fine-tuning."""
     layout = Layout.of(model)
     rows = filled(STORAGE[storage](anchors, layout.size), layout.size)
     start, coefficients = layout.read(model), torch.zeros(anchors)
     optimizer = Recipe(lr=1e-5).make_optimizer(model)
-    least: dict[str, float] = {}
+    times: dict[str, list[float]] = {}
 
     @contextmanager
     def timed(name: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        least[name] = min(least.get(name, float("inf")), time.perf_counter() - began)
+        times.setdefault(name, []).append(time.perf_counter() - began)
 
-    for index in torch.arange(len(data)).split(32) * repeats:
-        with timed("form the point"):
-            point = rows.combine(start.vector, coefficients)
-        with timed("set the weights"):
-            layout.write(model, Weights(point, start.buffers))
-        with timed("forward and backward"):
-            inputs, targets = data.take(index)
-            model.zero_grad(set_to_none=True)
-            F.cross_entropy(model(inputs), targets).backward()
-        with timed("gather the gradient"):
-            gradient = layout.read_grad(model)
-        with timed("project it"):
-            rows.project(gradient)
-        with timed("fine-tuning: Adam's step"):
-            optimizer.step()
-    step = least["forward and backward"] + least["fine-tuning: Adam's step"]
-    return {name: seconds / step for name, seconds in least.items()}
+    def differentiate(index: Tensor) -> None:
+        inputs, targets = data.take(index)
+        model.zero_grad(set_to_none=True)
+        F.cross_entropy(model(inputs), targets).backward()
+
+    batches = torch.arange(len(data)).split(32)
+    for _ in range(repeats):
+        for index in batches:
+            with timed("search: form the point"):
+                point = rows.combine(start.vector, coefficients)
+            with timed("search: forward and backward"), layout.lent(model, Weights(point, start.buffers)):
+                differentiate(index)
+            with timed("search: gather the gradient"):
+                gradient = layout.read_grad(model)
+            with timed("search: project it"):
+                rows.project(gradient)
+        for index in batches:
+            with timed("fine-tuning: forward and backward"):
+                differentiate(index)
+            with timed("fine-tuning: Adam's step"):
+                optimizer.step()
+    middle = {name: statistics.median(seconds) for name, seconds in times.items()}
+    step = sum(seconds for name, seconds in middle.items() if name.startswith("fine-tuning"))
+    return {name: seconds / step for name, seconds in middle.items()}
 
 
 def main() -> None:

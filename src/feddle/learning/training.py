@@ -106,7 +106,7 @@ def train_client(
             f"lower training.lr (now {recipe.lr:g})"
         )
     metrics = {} if value is None else {"loss": value}
-    return Update(job, end.vector - start.vector, end.buffers, len(examples), metrics, layout.digest)
+    return Update(job, end.vector.sub_(start.vector), end.buffers, len(examples), metrics, layout.digest)
 
 
 @dataclass(frozen=True)

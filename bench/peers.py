@@ -84,11 +84,11 @@ def main() -> None:
     pythons = {name: environment(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="feddle-bench-") as folder:
         script(sys.executable, "prepare", folder, str(rounds))
-        records, arithmetic = run_all(pythons, folder, 1 if options.quick else options.repeats)
+        records = run_all(pythons, folder, 1 if options.quick else options.repeats)
     if not records[REFERENCE].runs:
         raise SystemExit(f"feddle itself failed:\n{records[REFERENCE].errors[-1]}")
-    fractions = fractions_of_sgemm(arithmetic, records[REFERENCE])
-    write(options.out or default_out(options), rounds, records, {"runs": arithmetic, "fractions_of_sgemm": fractions})
+    fractions = fractions_of_sgemm(records[REFERENCE])
+    write(options.out or default_out(options), rounds, records, fractions)
     print(table(records))
     print(
         f"\nfeddle with 2 workers reaches {median(fractions):.0%} ({min(fractions):.0%} to {max(fractions):.0%}) of "
@@ -161,29 +161,30 @@ def surroundings() -> dict[str, str]:
     threads = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
     return {
         **{name: value for name, value in os.environ.items() if name not in threads},
-        "PYTHONPATH": str(SCRIPTS),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT / "src"), str(SCRIPTS)]
+        ),  # this checkout's feddle, whatever is installed
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
 
 
-def run_all(pythons: dict[str, str], folder: str, repeats: int) -> tuple[dict[str, Record], list[dict[str, float]]]:
+def run_all(pythons: dict[str, str], folder: str, repeats: int) -> dict[str, Record]:
     """Every peer once, then every peer again: a machine that drifts drifts for all. Its own rate each time, too."""
-    records: dict[str, Record] = {name: Record() for name in pythons}
-    arithmetic = []
+    records = {name: Record() for name in pythons}
     measured = Path(folder) / "machine.json"
     for repeat in range(repeats):
         script(sys.executable, "machine", folder, str(measured), "3")
-        arithmetic.append(json.loads(measured.read_text(encoding="utf-8")))
+        arithmetic = json.loads(measured.read_text(encoding="utf-8"))
         for name, python in pythons.items():
             say(f"repeat {repeat + 1} of {repeats}: {name}")
-            run_one(name, python, folder, records[name])
-    return records, arithmetic
+            run_one(name, python, folder, records[name], arithmetic)
+    return records
 
 
-def run_one(name: str, python: str, folder: str, record: Record) -> None:
-    """Run a peer once and keep what came of it."""
+def run_one(name: str, python: str, folder: str, record: Record, arithmetic: Result) -> None:
+    """Run a peer once and keep what came of it, beside what the machine could do at the time."""
     peer, out = PEERS[name], Path(folder) / "result.json"
     out.unlink(missing_ok=True)
     command = [python, str(SCRIPTS / f"{peer.script}.py"), folder, str(out), *peer.arguments]
@@ -197,7 +198,7 @@ def run_one(name: str, python: str, folder: str, record: Record) -> None:
     if done.returncode or not out.exists():
         record.errors.append((done.stderr or done.stdout)[-3000:])
     else:
-        record.runs.append(json.loads(out.read_text(encoding="utf-8")))
+        record.runs.append({**json.loads(out.read_text(encoding="utf-8")), **arithmetic})
 
 
 def say(text: str) -> None:
@@ -245,10 +246,9 @@ def table(records: dict[str, Record]) -> str:
     return "\n".join(lines)
 
 
-def fractions_of_sgemm(arithmetic: list[dict[str, float]], reference: Record) -> list[float]:
+def fractions_of_sgemm(reference: Record) -> list[float]:
     """How much of the machine's matrix-product rate our run reaches, repeat by repeat."""
-    pairs = zip(arithmetic, reference.runs, strict=False)  # a run that failed is told apart
-    return [m["workload_flops"] / run["seconds"] / m["sgemm_flops_per_second"] for m, run in pairs]
+    return [run["workload_flops"] / run["seconds"] / run["sgemm_flops_per_second"] for run in reference.runs]
 
 
 def faults(records: dict[str, Record], tolerance: float) -> list[str]:
@@ -264,13 +264,13 @@ def faults(records: dict[str, Record], tolerance: float) -> list[str]:
     return problems
 
 
-def write(out: Path, rounds: int, records: dict[str, Record], arithmetic: Result) -> None:
+def write(out: Path, rounds: int, records: dict[str, Record], fractions: list[float]) -> None:
     """Keep the raw numbers and what they were measured on."""
     reference = records[REFERENCE]
     content = {
         "machine": machine(),
         "rounds": rounds,
-        "arithmetic": arithmetic,
+        "fractions_of_sgemm": fractions,
         "peers": {
             name: {
                 "versions": versions(PEERS[name]),

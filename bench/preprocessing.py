@@ -63,7 +63,7 @@ def step(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
     optimizer = Recipe().make_optimizer(model)
 
     def train(inputs: Tensor, targets: Tensor) -> None:
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         F.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 

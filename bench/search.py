@@ -103,7 +103,9 @@ def parts(model: nn.Module, data: Images, anchors: int, repeats: int, storage: s
         for index in batches:
             with timed("search: form the point"):
                 point = rows.combine(start.vector, coefficients)
-            with timed("search: forward and backward"), layout.lent(model, Weights(point, start.buffers)):
+            with timed("search: set the weights"):
+                layout.write(model, Weights(point, start.buffers))
+            with timed("search: forward and backward"):
                 differentiate(index)
             with timed("search: gather the gradient"):
                 gradient = layout.read_grad(model)

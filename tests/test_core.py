@@ -315,37 +315,3 @@ def test_the_projected_gradient_equals_autograd_through_the_anchors(seed: int, a
     assert leaf.grad is not None
     assert loss == pytest.approx(direct.item(), rel=1e-4, abs=1e-5)
     assert torch.allclose(space.project(gradient), leaf.grad, rtol=1e-3, atol=1e-4 * float(leaf.grad.abs().max() + 1))
-
-
-def test_a_lent_vector_is_what_the_model_computes_with() -> None:
-    model = nn.Linear(2, 1)
-    layout = Layout.of(model)
-    before = layout.read(model)
-    lent = Weights(torch.tensor([1.0, 2.0, 3.0]), torch.zeros(0))
-    with layout.lent(model, lent):
-        assert model(torch.tensor([[10.0, 100.0]])).item() == 213.0  # 1·10 + 2·100 + 3
-        assert model.weight.data_ptr() == lent.vector.data_ptr()
-    assert torch.equal(layout.read(model).vector, before.vector)
-    layout.write(model, before)  # goes to the model's own memory
-    assert lent.vector.tolist() == [1.0, 2.0, 3.0]
-
-
-def test_a_loan_ends_with_an_error_too() -> None:
-    model = nn.Linear(2, 1)
-    layout = Layout.of(model)
-    own = model.weight.data_ptr()
-    with pytest.raises(ZeroDivisionError), layout.lent(model, layout.read(model)):
-        _ = 1 / 0
-    assert model.weight.data_ptr() == own
-
-
-def test_parameters_of_another_kind_are_copied() -> None:
-    convolution, linear = nn.Conv2d(2, 3, 3), nn.Linear(2, 2).double()
-    convolution.weight.data = convolution.weight.data.contiguous(memory_format=torch.channels_last)
-    model = nn.Sequential(convolution, linear)
-    layout = Layout.of(model)
-    numbers = torch.arange(float(layout.size))
-    with layout.lent(model, Weights(numbers, torch.zeros(0))):
-        assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
-        assert linear.weight.dtype == torch.float64
-        assert torch.equal(layout.read(model).vector, numbers)

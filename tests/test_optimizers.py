@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from feddle.core.adam import Adam as SmallAdam
+from feddle.core.adam import SmallAdam
+from feddle.core.errors import FeddleError
 from feddle.learning.optimizers import SGD, Adam, Optimizer
 from feddle.learning.training import Recipe
 
@@ -81,6 +82,47 @@ def test_it_goes_on_from_a_saved_state(kind: str) -> None:
             differentiate(network_, step)
             moves.step()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_the_state_has_the_names_of_torch() -> None:
+    # so that a checkpoint outlives the change from one to the other
+    model = network()
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    differentiate(model, 9)
+    optimizer.step()
+    reference = torch.optim.Adam(model.parameters(), fused=True)
+    reference.step()
+    names = {f"{i}.{name}" for i, kept in reference.state_dict()["state"].items() for name in kept}
+    assert optimizer.state_dict().keys() == names
+
+
+def test_a_saved_state_takes_the_parameters_memory_format() -> None:
+    weights = nn.Parameter(torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))
+    optimizer, saved = Adam([weights], lr=1.0), torch.arange(24.0).view(2, 3, 2, 2)
+    optimizer.load_state_dict({"0.step": torch.tensor(1.0), "0.exp_avg": saved, "0.exp_avg_sq": saved})
+    kept = optimizer.state_dict()["0.exp_avg"]
+    assert torch.equal(kept, saved)
+    assert optimizer._state[0][1].stride() == weights.stride()
+
+
+def test_steps_are_counted_whatever_the_default_type() -> None:
+    weights = nn.Parameter(torch.zeros(1))
+    weights.grad = torch.ones(1)
+    torch.set_default_dtype(torch.bfloat16)  # counts to 256 and no further
+    try:
+        optimizer = Adam([weights], lr=1e-3)
+        for _ in range(260):
+            optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert optimizer.state_dict()["0.step"] == 260
+
+
+def test_sparse_gradients_are_refused() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(FeddleError, match="expected dense gradients, but a parameter has a sparse one"):
+        Adam(table.parameters(), lr=0.1).step()
 
 
 def test_parameters_of_two_types() -> None:

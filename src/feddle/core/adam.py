@@ -6,7 +6,7 @@ from torch import Tensor
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
 
-class Adam:
+class SmallAdam:
     """The steps of Adam (Kingma & Ba) on one vector, in the order of operations that `torch.optim.Adam` has."""
 
     def __init__(self, like: Tensor) -> None:

@@ -14,8 +14,8 @@ def compiled(signature: str | None = None, *, fastmath: bool = False) -> Callabl
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
-            return numba.jit(signature, nopython=True, fastmath=fastmath, cache=True)(function)
-        except RuntimeError:  # numba found no folder that it may write to
-            return numba.jit(signature, nopython=True, fastmath=fastmath)(function)
+            return numba.jit(signature, nopython=True, nogil=True, fastmath=fastmath, cache=True)(function)
+        except Exception:  # no folder to write to, a full disk, a file that was cut off: do without
+            return numba.jit(signature, nopython=True, nogil=True, fastmath=fastmath)(function)
 
     return decorate

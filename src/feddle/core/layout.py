@@ -1,8 +1,6 @@
 """How a module maps to one flat vector."""
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -102,28 +100,6 @@ class Layout:
                 model.get_parameter(slot.name).copy_(weights.vector[slot.place].view(slot.shape))
             for slot in self.buffers:
                 model.get_buffer(slot.name).copy_(weights.buffers[slot.place].view(slot.shape))
-
-    @contextmanager
-    def lent(self, model: nn.Module, weights: Weights) -> Iterator[None]:
-        """Have the model compute with these weights without a copy of the vector, which it must not change.
-
-        Its parameters are views of the vector meanwhile; those of another type or memory format are set as by `write`.
-        """
-        own: list[tuple[nn.Parameter, Tensor]] = []
-        try:
-            for slot in self.parameters:
-                parameter, values = model.get_parameter(slot.name), weights.vector[slot.place].view(slot.shape)
-                if parameter.dtype == values.dtype and parameter.is_contiguous():
-                    own.append((parameter, parameter.data))
-                    parameter.data = values
-                else:
-                    parameter.data.copy_(values)
-            for slot in self.buffers:
-                model.get_buffer(slot.name).copy_(weights.buffers[slot.place].view(slot.shape))
-            yield
-        finally:
-            for parameter, values in own:
-                parameter.data = values
 
     def read_grad(self, model: nn.Module) -> Tensor:
         """The gradients as a vector (d,); a parameter that the loss did not reach has gradient zero."""

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from feddle.core.adam import Adam
+from feddle.core.adam import SmallAdam
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.rows import Anchors
@@ -102,7 +102,7 @@ class PaperSearch:
     ) -> Found:
         """Search for `epochs` passes over the server's data."""
         coefficients = start.clone()
-        adam = Adam(coefficients)
+        adam = SmallAdam(coefficients)
         generator = torch_generator(seed)
         steps = self.epochs * len(mini_batch_sizes(len(objective), self.batch_size))
         losses: list[float] = []

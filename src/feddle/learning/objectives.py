@@ -43,13 +43,13 @@ class TaskObjective:
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
         """See `core.search.Objective`."""
+        self.layout.write(self.model, point)
         self.model.eval()
         self.model.zero_grad(set_to_none=True)
         inputs, targets = self._current.take(examples)
         device = point.vector.device
-        with self.layout.lent(self.model, point):
-            value = self.loss(self.model(inputs.to(device)), targets.to(device))
-            value.backward()  # type: ignore[no-untyped-call]
+        value = self.loss(self.model(inputs.to(device)), targets.to(device))
+        value.backward()  # type: ignore[no-untyped-call]
         return value.item(), self.layout.read_grad(self.model)
 
     def each(self, point: Weights, batches: Sequence[Tensor]) -> Iterable[tuple[float, Tensor]]:

@@ -1,7 +1,7 @@
 """Adam and SGD by torch's fused kernels.
 
 The classes of `torch.optim` would do the same to the bit, but their first step imports torch's compiler: a second of
-every process's life, and no other part of feddle needs it.
+every process's life that only L-BFGS needs (`search: lbfgs`, the surrogate head).
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+
+from feddle.core.errors import FeddleError
 
 _STATE = ("step", "exp_avg", "exp_avg_sq")  # torch.optim's names
 
@@ -41,7 +43,7 @@ class Adam:
         for places, parameters, gradients in _reached(self.parameters):
             for i, parameter in zip(places, parameters, strict=True):
                 if i not in self._state:
-                    step = torch.zeros((), device=parameter.device)
+                    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
                     self._state[i] = step, torch.zeros_like(parameter), torch.zeros_like(parameter)
             steps, means, squares = (list(kept) for kept in zip(*(self._state[i] for i in places), strict=True))
             torch._foreach_add_(steps, 1)
@@ -71,8 +73,9 @@ class Adam:
         self._state = {}
         for i, parameter in enumerate(self.parameters):
             if f"{i}.{_STATE[0]}" in state:
-                step, mean, square = (state[f"{i}.{name}"].clone().to(parameter.device) for name in _STATE)
-                self._state[i] = step, mean, square
+                step, mean, square = (state[f"{i}.{name}"] for name in _STATE)
+                like = torch.empty_like(parameter)  # in the parameter's memory format, which the kernel relies on
+                self._state[i] = step.clone().to(like.device), like.copy_(mean), torch.empty_like(like).copy_(square)
 
 
 class SGD:
@@ -113,6 +116,10 @@ def _reached(parameters: list[nn.Parameter]) -> Iterable[tuple[list[int], list[T
     groups: dict[torch.dtype, tuple[list[int], list[Tensor], list[Tensor]]] = {}
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:
+            if parameter.grad.is_sparse:
+                raise FeddleError(
+                    "expected dense gradients, but a parameter has a sparse one; build it with sparse=False"
+                )
             places, moved, gradients = groups.setdefault(parameter.dtype, ([], [], []))
             places.append(i)
             moved.append(parameter)

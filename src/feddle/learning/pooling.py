@@ -15,52 +15,55 @@ _FLOATS, _BYTES = "float32[:,:,:,::1]", "uint8[:,:,:,::1]"
 
 
 class PooledReLU(nn.Module):
-    """`ReLU(MaxPool2d(2)(x))`, to the bit; float32 batches in channels_last on the CPU take the fast way."""
+    """`ReLU(MaxPool2d(2)(x))`, to the bit.
+
+    The fast way is for float32 batches in channels_last on the CPU. Function transforms (vmap, jvp) and compilers take
+    the plain one, and so does a single channel, which is in every memory format at once.
+    """
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, C, H, W) to (n, C, ⌊H/2⌋, ⌊W/2⌋)."""
-        fast = images.device.type == "cpu" and images.dtype == torch.float32
-        if not (fast and images.is_contiguous(memory_format=torch.channels_last)):
+        if not _is_fast(images):
             return F.relu_(F.max_pool2d(images, 2))
-        pooled: Tensor = _PooledReLU.apply(images)[0]  # type: ignore[no-untyped-call]
+        pooled: Tensor = _PooledReLU.apply(images)  # type: ignore[no-untyped-call]
         return pooled
+
+
+def _is_fast(images: Tensor) -> bool:
+    return (
+        images.device.type == "cpu"
+        and images.dtype == torch.float32
+        and images.is_contiguous(memory_format=torch.channels_last)
+        and min(images.shape[1:]) > 1
+        and not torch._C._are_functorch_transforms_active()
+        and not torch.compiler.is_compiling()
+    )
 
 
 class _PooledReLU(torch.autograd.Function):
     @staticmethod
-    def forward(images: Tensor) -> tuple[Tensor, Tensor]:
-        count, channels, height, width = images.shape
+    def forward(context: Any, images: Tensor) -> Tensor:
+        count, channels, height, width = context.shape = images.shape
         shape = count, channels, height // 2, width // 2
         pooled = torch.empty(shape, memory_format=torch.channels_last)
         which = torch.empty(shape, dtype=torch.uint8, memory_format=torch.channels_last)
         _pool(_channels_last(images), _channels_last(pooled), _channels_last(which))
-        return pooled, which
+        context.save_for_backward(which)
+        return pooled
 
     @staticmethod
-    def setup_context(context: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        context.mark_non_differentiable(output[1])
-        context.save_for_backward(output[1])
-        context.save_for_forward(output[1])
-        context.shape = inputs[0].shape
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor, _: Tensor) -> Tensor:
+    def backward(context: Any, gradient: Tensor) -> Tensor:
         (which,) = context.saved_tensors
+        height, width = context.shape[2:]
+        if torch.is_grad_enabled():  # its own gradient is asked for: in steps that torch can differentiate
+            squares = torch.stack([gradient * (which == place) for place in range(_NONE)], dim=2).flatten(1, 2)
+            return F.pad(F.pixel_shuffle(squares, 2), (0, width % 2, 0, height % 2))
         spread = torch.empty(context.shape, memory_format=torch.channels_last)
-        if context.shape[2] % 2 or context.shape[3] % 2:
+        if height % 2 or width % 2:
             spread.zero_()  # an odd edge is in no square
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         _spread(_channels_last(gradient), _channels_last(which), _channels_last(spread))
         return spread
-
-    @staticmethod
-    def jvp(context: Any, tangent: Tensor) -> tuple[Tensor, None]:
-        (which,) = context.saved_tensors
-        height, width = (2 * size for size in which.shape[2:])
-        squares = F.pixel_unshuffle(tangent[..., :height, :width], 2)
-        squares = squares.view(len(tangent), -1, 4, *which.shape[2:])
-        chosen = squares.gather(2, which.clamp(max=3).long().unsqueeze(2)).squeeze(2)
-        return chosen * (which < _NONE), None
 
 
 def _channels_last(tensor: Tensor) -> "np.ndarray[Any, Any]":
@@ -85,8 +88,8 @@ def _pool(images, pooled, which):  # type: ignore[no-untyped-def]
                     if d[k] > most or d[k] != d[k]:
                         most, at = d[k], np.uint8(3)
                     if most <= _zero:
-                        most, at = _zero, _none
-                    out[k] = most
+                        at = _none
+                    out[k] = _zero if most < _zero else most
                     place[k] = at
 
 
@@ -96,15 +99,16 @@ def _spread(gradient, which, spread):  # type: ignore[no-untyped-def]
     for n in range(count):
         for i in range(height):
             for j in range(width):
+                # plus zero as in torch, which makes −0 and what is flushed to zero a 0
                 # a loop for each output: with all in one, numba's checks that they do not overlap keep it from vectors
                 slope, place = gradient[n, i, j], which[n, i, j]
                 a, b = spread[n, 2 * i, 2 * j], spread[n, 2 * i, 2 * j + 1]
                 c, d = spread[n, 2 * i + 1, 2 * j], spread[n, 2 * i + 1, 2 * j + 1]
                 for k in range(channels):
-                    a[k] = slope[k] if place[k] == np.uint8(0) else _zero
+                    a[k] = slope[k] + _zero if place[k] == np.uint8(0) else _zero
                 for k in range(channels):
-                    b[k] = slope[k] if place[k] == np.uint8(1) else _zero
+                    b[k] = slope[k] + _zero if place[k] == np.uint8(1) else _zero
                 for k in range(channels):
-                    c[k] = slope[k] if place[k] == np.uint8(2) else _zero
+                    c[k] = slope[k] + _zero if place[k] == np.uint8(2) else _zero
                 for k in range(channels):
-                    d[k] = slope[k] if place[k] == np.uint8(3) else _zero
+                    d[k] = slope[k] + _zero if place[k] == np.uint8(3) else _zero

@@ -156,13 +156,13 @@ class SurrogateObjective:
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
         """See `core.search.Objective`."""
         assert self._theta is not None, "begin comes first"
+        self.layout.write(self.model, point)
         self.model.eval()
         self.model.zero_grad(set_to_none=True)
         inputs, labels = self._current.take(examples)
-        with self.layout.lent(self.model, point):
-            features = self._represent(inputs.to(point.vector.device))
-            value = F.cross_entropy(_with_bias(features) @ self._theta.T, labels.to(features.device))
-            value.backward()  # type: ignore[no-untyped-call]
+        features = self._represent(inputs.to(point.vector.device))
+        value = F.cross_entropy(_with_bias(features) @ self._theta.T, labels.to(features.device))
+        value.backward()  # type: ignore[no-untyped-call]
         return value.item(), self.layout.read_grad(self.model)
 
     def _fit(self, features: Tensor, labels: Tensor) -> None:

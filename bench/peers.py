@@ -159,11 +159,10 @@ def script(python: str, name: str, *arguments: str) -> None:
 def surroundings() -> dict[str, str]:
     """The environment variables of every script: the workload on the path, torch's own threads, no telemetry."""
     threads = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    paths = [ROOT / "src", SCRIPTS]  # this checkout's feddle, whatever is installed
     return {
         **{name: value for name, value in os.environ.items() if name not in threads},
-        "PYTHONPATH": os.pathsep.join(
-            [str(ROOT / "src"), str(SCRIPTS)]
-        ),  # this checkout's feddle, whatever is installed
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

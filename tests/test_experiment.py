@@ -29,7 +29,7 @@ from feddle.core.search import LbfgsSearch, PaperSearch
 from feddle.experiment import methods
 from feddle.experiment.federation import PartitionedClients, build_federation
 from feddle.experiment.folder import run_config
-from feddle.experiment.load import load_config, parse_config
+from feddle.experiment.load import load_config, parse_config, with_value
 from feddle.experiment.reference import reference
 from feddle.experiment.run import Run
 from feddle.learning import datasets
@@ -682,3 +682,22 @@ def test_help_does_not_import_torch() -> None:
         "import sys, feddle.cli.main as m; m.app(['methods'], standalone_mode=False); assert 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_validation_images_come_from_the_clients_and_leave_the_test_images_alone() -> None:
+    tree: dict[str, Any] = {**TINY, "data": {**TINY["data"], "server": {"samples": 100}}}
+    plain = build_federation(parse_config(tree))
+    split = build_federation(parse_config(with_value(tree, ["data", "validation"], 200)))
+    assert split.test is not None
+    assert plain.server is not None
+    assert split.server is not None
+    assert len(split.test) == 200
+    assert int(split.sizes.sum()) == int(plain.sizes.sum()) - 200
+    every = torch.arange(100)
+    assert torch.equal(split.server.take(every)[0], plain.server.take(every)[0])
+
+
+def test_validation_must_leave_images_to_the_clients() -> None:
+    tree = {**TINY, "data": {**TINY["data"], "validation": 5000}}
+    with pytest.raises(FeddleError, match=r"data\.validation must leave some of the \d+ training images"):
+        build_federation(parse_config(tree))

@@ -132,6 +132,14 @@ class Data(Strict):
         description="MiB of decoded or resized images to keep, for training, test and other server images each",
     )
     label_noise: Share = Field(0.0, description="share of the training labels replaced by another class")
+    validation: int = Field(
+        0,
+        ge=0,
+        le=100_000_000,
+        strict=True,
+        description="number of training images taken from the clients to measure accuracy on, instead of the test "
+        "images; for choosing settings",
+    )
     server: ServerData = ServerData()
 
     @model_validator(mode="after")

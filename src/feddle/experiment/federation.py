@@ -14,7 +14,7 @@ from feddle.experiment import config as cfg
 from feddle.experiment.data import build_collection, build_examples, build_partition, is_outside, open_data
 from feddle.experiment.models import build_model
 from feddle.learning.augmentation import Augment, crop_flip
-from feddle.learning.collection import Collection, Labelled
+from feddle.learning.collection import Collection, Labelled, validation_split
 from feddle.learning.examples import Examples, Images, Selection
 from feddle.learning.partition import Partition, add_label_noise, server_split
 from feddle.learning.pictures import PictureExamples
@@ -57,6 +57,9 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
     """Load, split and partition the data, and initialise the model."""
     data, seed = config.data, config.seed
     collection = build_collection(config, quiet=quiet)
+    validation: Labelled | None = None
+    if data.validation:
+        collection, validation = validation_split(collection, data.validation, seed_for(seed, "validation split"))
     train, held_out = collection.train, collection.test
     assert held_out is not None
     outside, own = is_outside(data), collection.server
@@ -71,7 +74,9 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
         PartitionedClients(build_examples(train, labels, data, collection.name), partition),
         partition.sizes,
         _server_share(measured, server, config, collection.classes) if len(server) else None,
-        Selection(measured, test),
+        Selection(measured, test)
+        if validation is None
+        else build_examples(validation, validation.labels, data, collection.name),
         samples_per_round=data.server.samples_per_round,
         augment=crop_flip if data.augmentation == "crop-flip" else None,
         digest=_digest(train.labels, partition.order, partition.offsets, held_out.labels),

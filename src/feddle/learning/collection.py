@@ -148,3 +148,15 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
     parts = torch.zeros(len(rows), dtype=torch.int64)
     parts[torch.from_numpy(chosen)] = Part.TEST
     return replace(divided(collection.name, rows, parts, collection.classes), server=collection.server)
+
+
+def validation_split(collection: Collection, count: int, seed: int) -> tuple[Collection, Labelled]:
+    """The collection without `count` of its training images, drawn at random, and these images."""
+    rows = collection.train
+    if not 0 < count < len(rows):
+        raise FeddleError(
+            f"data.validation must leave some of the {len(rows)} training images to the clients, got {count}"
+        )
+    order = torch.from_numpy(numpy_generator(seed).permutation(len(rows)))
+    kept, taken = order[count:].sort().values, order[:count].sort().values
+    return replace(collection, train=rows.select(kept)), rows.select(taken)

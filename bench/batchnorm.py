@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
-from feddle.learning.examples import Examples, draw
-from feddle.learning.machine import one_thread
-from feddle.learning.training import evaluate
+from feddle.data.examples import Examples, draw
+from feddle.run.load import load_config
+from feddle.run.problem import build_federation
+from feddle.training.machine import one_thread
+from feddle.training.train import evaluate
 
 _TEST_IMAGES = 3000
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from feddle.core.layout import Layout
-from feddle.learning.examples import Images
-from feddle.learning.machine import one_thread
-from feddle.learning.models import CNN
-from feddle.learning.training import Recipe, train
+from feddle.data.examples import Images
+from feddle.models.cnn import CNN
+from feddle.training.machine import one_thread
+from feddle.training.train import Recipe, train
 
 BIAS = 80.0
 

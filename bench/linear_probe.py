@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.core.layout import Layout
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
-from feddle.learning.examples import Examples
-from feddle.learning.machine import one_thread
+from feddle.data.examples import Examples
+from feddle.run.load import load_config
+from feddle.run.problem import build_federation
+from feddle.training.machine import one_thread
 
 
 @torch.no_grad()

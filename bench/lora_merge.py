@@ -15,9 +15,9 @@ from torch import Tensor
 
 from feddle.core.layout import Layout, Slot, Weights
 from feddle.core.messages import Arrival
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
-from feddle.experiment.run import Run
+from feddle.run.load import load_config
+from feddle.run.problem import build_federation
+from feddle.run.run import Run
 
 
 class Mean:

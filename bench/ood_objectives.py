@@ -19,13 +19,13 @@ from torch import Tensor
 from variants import OUTSIDE
 
 from feddle.core.search import Found, Objective, PaperSearch, SearchSpace, full_pass
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
-from feddle.experiment.run import Run
-from feddle.learning.objectives import TaskObjective, entropy
-from feddle.learning.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
-from feddle.learning.training import evaluate
-from feddle.strategies.feddle import Feddle
+from feddle.methods.feddle.method import Feddle
+from feddle.run.load import load_config
+from feddle.run.problem import build_federation
+from feddle.run.run import Run
+from feddle.training.objectives import TaskObjective, entropy
+from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
+from feddle.training.train import evaluate
 
 SEARCH = PaperSearch(3e-3, 1, 32)
 SAMPLES = 2000

@@ -13,8 +13,8 @@ from typing import Any
 
 from lines_plot import Panel, draw
 
-from feddle.experiment.folder import run_config
-from feddle.experiment.load import load_config
+from feddle.run.folder import run_config
+from feddle.run.load import load_config
 
 CASES = {
     "fedbuff, λ = 0.01": [],

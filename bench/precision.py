@@ -15,13 +15,13 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
 
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
-from feddle.experiment.run import Run
-from feddle.learning.examples import Images
-from feddle.learning.machine import one_thread, require_bfloat16
-from feddle.learning.models import CNN
-from feddle.learning.training import Recipe, train
+from feddle.data.examples import Images
+from feddle.models.cnn import CNN
+from feddle.run.load import load_config
+from feddle.run.problem import build_federation
+from feddle.run.run import Run
+from feddle.training.machine import one_thread, require_bfloat16
+from feddle.training.train import Recipe, train
 
 DEMO = Path(__file__).resolve().parent.parent / "experiments" / "demo.yaml"
 FLOAT32, BFLOAT16 = Recipe(precision="float32"), Recipe(precision="bfloat16")

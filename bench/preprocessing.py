@@ -19,13 +19,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from feddle.learning.augmentation import Augmented, crop_flip
-from feddle.learning.examples import Examples, Images
-from feddle.learning.machine import one_thread
-from feddle.learning.models import CNN
-from feddle.learning.pictures import Files, PictureExamples
-from feddle.learning.resnet import ResNet18
-from feddle.learning.training import Recipe
+from feddle.data.augmentation import Augmented, crop_flip
+from feddle.data.examples import Examples, Images
+from feddle.data.pictures import Files, PictureExamples
+from feddle.models.cnn import CNN
+from feddle.models.resnet import ResNet18
+from feddle.training.machine import one_thread
+from feddle.training.train import Recipe
 
 BATCH, BATCHES = 32, 4
 

@@ -23,12 +23,12 @@ import torch
 from peers import machine
 from scale_plot import PANELS, draw
 
-from feddle.experiment.config import Plan
-from feddle.experiment.federation import Federation, PartitionedClients
-from feddle.experiment.run import Run
-from feddle.learning.examples import Images
-from feddle.learning.models import CNN
-from feddle.learning.partition import Partition
+from feddle.data.examples import Images
+from feddle.data.partition import Partition
+from feddle.models.cnn import CNN
+from feddle.run.plan import Plan
+from feddle.run.problem import Federation, PartitionedClients
+from feddle.run.run import Run
 
 BENCH = Path(__file__).resolve().parent
 RESULTS, PLOT = BENCH / "results" / "scale.json", BENCH.parent / "docs" / "scale.svg"

@@ -20,12 +20,12 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.packed import Bfloat16Rows, Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
 from feddle.core.search import PaperSearch, SearchSpace
-from feddle.learning.examples import Images
-from feddle.learning.machine import one_thread
-from feddle.learning.models import CNN
-from feddle.learning.objectives import TaskObjective
-from feddle.learning.resnet import ResNet18
-from feddle.learning.training import Recipe, train
+from feddle.data.examples import Images
+from feddle.models.cnn import CNN
+from feddle.models.resnet import ResNet18
+from feddle.training.machine import one_thread
+from feddle.training.objectives import TaskObjective
+from feddle.training.train import Recipe, train
 
 STORAGE: dict[str, Callable[[int, int], Rows]] = {
     "float32": FloatRows.empty,

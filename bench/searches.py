@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 
 from feddle.core.search import Found, LbfgsSearch, Objective, PaperSearch, Search, SearchSpace, full_pass
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
-from feddle.experiment.run import Run
-from feddle.learning.objectives import TaskObjective
-from feddle.learning.training import evaluate
-from feddle.strategies.feddle import Feddle
+from feddle.methods.feddle.method import Feddle
+from feddle.run.load import load_config
+from feddle.run.problem import build_federation
+from feddle.run.run import Run
+from feddle.training.objectives import TaskObjective
+from feddle.training.train import evaluate
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from feddle.learning.machine import one_thread
-from feddle.learning.models import CNN
-from feddle.learning.pooling import PooledReLU
-from feddle.learning.training import Recipe
+from feddle.models.cnn import CNN
+from feddle.training.kernels.pooling import PooledReLU
+from feddle.training.machine import one_thread
+from feddle.training.train import Recipe
 
 FIRST_STEP = """
 import time
@@ -104,7 +104,7 @@ def main() -> None:
         print(f"a training step: {ratio(step(model), step(plain(model)), repeats)}")
         torch_pooling = pooling(lambda x: F.relu_(F.max_pool2d(x, 2)))
         print(f"pooling and ReLU: {ratio(pooling(PooledReLU()), torch_pooling, repeats)}")
-    starts = [(first_step("feddle.learning.optimizers"), first_step("torch.optim")) for _ in range(5)]
+    starts = [(first_step("feddle.training.kernels.optimizers"), first_step("torch.optim")) for _ in range(5)]
     middle = statistics.median(theirs - ours for ours, theirs in starts)
     share = statistics.median(ours / theirs for ours, theirs in starts)
     print(f"an optimiser's first step: {share:.3f} (median of five; {middle:.1f} s less)")

@@ -15,8 +15,8 @@ from torch.utils.data import Subset, TensorDataset
 
 import feddle
 from feddle.core.layout import Layout
-from feddle.learning.hugging_face import Adapters, load_classifier
-from feddle.learning.partition import dirichlet
+from feddle.data.partition import dirichlet
+from feddle.models.transformers import Adapters, load_classifier
 
 _LENGTH = 32  # tokens of a text
 _CLIENTS, _SERVER, _TEST = 50, 200, 1000

@@ -15,8 +15,8 @@ from statistics import fmean, stdev
 from time import process_time
 from typing import Any
 
-from feddle.experiment.folder import run_config
-from feddle.experiment.load import load_config
+from feddle.run.folder import run_config
+from feddle.run.load import load_config
 
 CONFIG = Path("experiments/small.yaml")
 OUTSIDE = ["data.server.name=cifar-10", "data.server.samples=50000", "data.channels=3", "data.image_size=32"]

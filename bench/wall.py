@@ -18,9 +18,9 @@ import torch
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import load_config
-from feddle.experiment.run import Run
+from feddle.run.load import load_config
+from feddle.run.problem import build_federation
+from feddle.run.run import Run
 from feddle.runtimes.trainers import Trainer
 
 CONFIG = Path(__file__).resolve().parent.parent / "experiments" / "fashion-mnist-cnn.yaml"

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from feddle.experiment.config import Config
-from feddle.experiment.folder import resume_run, run_config
-from feddle.experiment.load import parse_config
+from feddle.run.folder import resume_run, run_config
+from feddle.run.load import parse_config
+from feddle.run.plan import Config
 
 SMALL: dict[str, Any] = {
     "rounds": 8,

@@ -17,8 +17,8 @@ from feddle.core.rows import FloatRows
 from feddle.core.search import LbfgsSearch, PaperSearch, SearchSpace, full_pass, mini_batches
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.core.staleness import polynomial, staleness_weight
-from feddle.learning.examples import Examples
-from feddle.learning.objectives import TaskObjective
+from feddle.data.examples import Examples
+from feddle.training.objectives import TaskObjective
 from three_numbers import Quadratic, close, weights
 
 

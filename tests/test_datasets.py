@@ -28,9 +28,12 @@ import torch
 from PIL import Image
 
 from feddle.core.errors import FeddleError
-from feddle.learning import datasets, registries
-from feddle.learning.dataset_cache import Spec, content_hash, file_of, files_hash, obtain
-from feddle.learning.decoders import (
+from feddle.data import datasets
+from feddle.data.fetch import registries
+from feddle.data.fetch.cache import Spec, content_hash, file_of, files_hash, obtain
+from feddle.data.fetch.progress import ByteBar, Teller
+from feddle.data.fetch.sources import Folder, InstalledPackage, Official, Package, Source
+from feddle.data.readers.decoders import (
     Arrays,
     Contents,
     Unusable,
@@ -40,8 +43,6 @@ from feddle.learning.decoders import (
     decode_jpegs,
     jpeg_files,
 )
-from feddle.learning.download_progress import ByteBar, Teller
-from feddle.learning.sources import Folder, InstalledPackage, Official, Package, Source
 
 GREY = Contents(shape=(1, 5, 4), train=6, test=3, num_classes=10)
 COLOUR = Contents(shape=(3, 2, 2), train=10, test=2, num_classes=10)
@@ -729,7 +730,7 @@ def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Cal
         f"pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(60)",
     )
     code = (
-        "import test_datasets as t; from pathlib import Path; from feddle.learning.sources import Package\n"
+        "import test_datasets as t; from pathlib import Path; from feddle.data.fetch.sources import Package\n"
         f"t.obtain(t.spec_of(Package('npm', 'x', '', 1)), Path({str(tmp_path / 'cache')!r}), None, t.QUIET)"
     )
     process = subprocess.Popen(
@@ -812,7 +813,7 @@ def test_digits_come_from_a_named_folder_of_the_official_file(data: Path, tmp_pa
 
 
 def test_loading_digits_does_not_import_scikit_learn(data: Path) -> None:
-    code = "import sys, feddle.learning.datasets as d; d.load('digits'); print('sklearn' in sys.modules)"
+    code = "import sys, feddle.data.datasets as d; d.load('digits'); print('sklearn' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
     assert (data / "digits.safetensors").is_file()

@@ -24,28 +24,29 @@ from torch.utils.data import Dataset, TensorDataset
 
 import feddle
 from feddle.cli.main import app
+from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError
 from feddle.core.search import LbfgsSearch, PaperSearch
-from feddle.experiment import methods
-from feddle.experiment.federation import PartitionedClients, build_federation
-from feddle.experiment.folder import run_config
-from feddle.experiment.load import load_config, parse_config, with_value
-from feddle.experiment.reference import reference
-from feddle.experiment.run import Run
-from feddle.learning import datasets
-from feddle.learning.examples import Images
-from feddle.learning.machine import require_bfloat16
-from feddle.learning.training import Recipe
+from feddle.data import datasets
+from feddle.data.examples import Images
+from feddle.methods import options as methods
+from feddle.methods.convex import into_simplex
+from feddle.methods.fedavg import FedAvg
+from feddle.methods.fedbuff import FedBuff
+from feddle.methods.feddf import Distillation
+from feddle.methods.feddle.anchors import CalibratedAnchors
+from feddle.methods.feddle.fallback import FedAsyncFallback
+from feddle.methods.feddle.method import Feddle
+from feddle.run.folder import run_config
+from feddle.run.load import load_config, parse_config, with_value
+from feddle.run.problem import PartitionedClients, build_federation
+from feddle.run.reference import reference
+from feddle.run.run import Run
 from feddle.runtimes.simulation import Delays
-from feddle.runtimes.trainers import ClientWork, InlineTrainer
+from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
-from feddle.strategies.anchors import CalibratedAnchors
-from feddle.strategies.convex import into_simplex
-from feddle.strategies.fallback import FedAsyncFallback
-from feddle.strategies.fedavg import FedAvg
-from feddle.strategies.fedbuff import FedBuff
-from feddle.strategies.feddf import Distillation
-from feddle.strategies.feddle import Feddle
+from feddle.training.machine import require_bfloat16
+from feddle.training.train import Recipe
 from tiny import TINY, tiny
 
 
@@ -398,8 +399,8 @@ def test_every_option_reaches_what_it_is_for() -> None:
 BFLOAT16 = """
 import sys
 from pathlib import Path
-from feddle.experiment.folder import run_config
-from feddle.experiment.load import load_config
+from feddle.run.folder import run_config
+from feddle.run.load import load_config
 for name, precision, workers in (("inline", "bfloat16", 0), ("pool", "bfloat16", 2), ("exact", "float32", 0)):
     changes = [f"training.precision={precision}", f"workers={workers}", "device=cpu"]
     run_config(load_config(Path(sys.argv[1]), changes), Path(name), quiet=True)

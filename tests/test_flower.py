@@ -45,14 +45,13 @@ from torch.utils.data import TensorDataset
 
 from feddle.cli.federation_display import FederationDisplay, picture
 from feddle.cli.main import app
+from feddle.clients.work import ClientWork
+from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, seed_for
-from feddle.experiment.build import Parts
-from feddle.experiment.durable import write_whole
-from feddle.experiment.folder import RunFolder
-from feddle.experiment.run import build_server
+from feddle.data.examples import as_examples
 from feddle.flower.app_folder import APP
 from feddle.flower.certificates import Certificates
 from feddle.flower.client import train_job
@@ -64,9 +63,10 @@ from feddle.flower.replay import replay
 from feddle.flower.run import FederationRun, at_the_server, run_in_folder
 from feddle.flower.strategy import Feddle
 from feddle.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
-from feddle.learning.examples import as_examples
-from feddle.learning.training import Recipe
-from feddle.runtimes.trainers import ClientWork
+from feddle.run.build import Parts
+from feddle.run.folder import RunFolder
+from feddle.run.run import build_server
+from feddle.training.train import Recipe
 from federation.client_data import share
 from federation.model import make_model
 from federation.server_data import held_out_data, server_data
@@ -675,7 +675,7 @@ def test_a_client_with_another_model_says_so() -> None:
 
 
 def test_a_client_imports_little() -> None:
-    code = "import sys, feddle.flower.client; print([m for m in sys.modules if m.startswith('feddle.experiment')])"
+    code = "import sys, feddle.flower.client; print([m for m in sys.modules if m.startswith('feddle.run.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -765,7 +765,7 @@ def test_a_server_that_was_killed_before_its_report_writes_it(
 def test_a_server_that_was_killed_before_its_last_merge_was_kept_makes_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed("feddle.experiment.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
+    killed("feddle.run.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
     again = ready(rounds=3)
     run_in_folder(again, again.plan, tmp_path / "run")  # type: ignore[arg-type]
     assert [line["version"] for line in lines_of(tmp_path / "run")] == [1, 2, 3]
@@ -794,7 +794,7 @@ def test_a_simulation_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed("feddle.experiment.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
+    killed("feddle.run.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
     other = at_server()
     other.model[2] = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     time = Time()

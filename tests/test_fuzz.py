@@ -17,10 +17,10 @@ from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job, Update
 from feddle.core.search import PaperSearch
-from feddle.experiment.load import load_config
+from feddle.methods.feddle.fallback import FedBuffFallback
+from feddle.methods.feddle.method import Feddle
+from feddle.run.load import load_config
 from feddle.server import Server
-from feddle.strategies.fallback import FedBuffFallback
-from feddle.strategies.feddle import Feddle
 from three_numbers import Quadratic, state, weights
 
 Random = np.random.Generator

@@ -17,13 +17,13 @@ from torch.utils.data import TensorDataset
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job
-from feddle.learning import datasets
-from feddle.learning.examples import FromDataset, Images, Selection, as_examples, resize
-from feddle.learning.machine import one_thread
-from feddle.learning.models import CNN
-from feddle.learning.partition import add_label_noise, by_owner, dirichlet, even, server_split
-from feddle.learning.resnet import ResNet18
-from feddle.learning.training import Recipe, evaluate, train, train_client
+from feddle.data import datasets
+from feddle.data.examples import FromDataset, Images, Selection, as_examples, resize
+from feddle.data.partition import add_label_noise, by_owner, dirichlet, even, server_split
+from feddle.models.cnn import CNN
+from feddle.models.resnet import ResNet18
+from feddle.training.machine import one_thread
+from feddle.training.train import Recipe, evaluate, train, train_client
 
 
 def test_images_become_floats_in_three_channels() -> None:
@@ -178,10 +178,10 @@ import json, torch
 from torch import nn
 from feddle.core.layout import Layout
 from feddle.core.messages import Job
-from feddle.learning.examples import FromDataset, Images
-from feddle.learning.machine import one_thread, require_bfloat16
-from feddle.learning.models import CNN
-from feddle.learning.training import Recipe, train_client
+from feddle.data.examples import FromDataset, Images
+from feddle.training.machine import one_thread, require_bfloat16
+from feddle.models.cnn import CNN
+from feddle.training.train import Recipe, train_client
 
 require_bfloat16()
 

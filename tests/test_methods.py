@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.search import PaperSearch
-from feddle.learning.training import Recipe
-from feddle.strategies.anchors import AdaptiveAnchors, CalibratedAnchors
-from feddle.strategies.ca2fl import CA2FL
-from feddle.strategies.client_cache import ClientCache, _FileRows
-from feddle.strategies.convex import ConvexMerging, into_simplex
-from feddle.strategies.fadas import Amsgrad, Fadas
-from feddle.strategies.fallback import FedBuffFallback
-from feddle.strategies.fedasync import FedAsync
-from feddle.strategies.fedavg import FedAvg
-from feddle.strategies.feddf import Distillation, FedDF
-from feddle.strategies.feddle import Feddle
-from feddle.strategies.median import CoordinateMedian
-from feddle.strategies.server_data import HFCL, Center, FedFT
+from feddle.methods.ca2fl import CA2FL
+from feddle.methods.client_cache import ClientCache, _FileRows
+from feddle.methods.convex import ConvexMerging, into_simplex
+from feddle.methods.fadas import Amsgrad, Fadas
+from feddle.methods.fedasync import FedAsync
+from feddle.methods.fedavg import FedAvg
+from feddle.methods.feddf import Distillation, FedDF
+from feddle.methods.feddle.anchors import AdaptiveAnchors, CalibratedAnchors
+from feddle.methods.feddle.fallback import FedBuffFallback
+from feddle.methods.feddle.method import Feddle
+from feddle.methods.median import CoordinateMedian
+from feddle.methods.server_data import HFCL, Center, FedFT
+from feddle.training.train import Recipe
 from three_numbers import Quadratic, Scaled, arrival, bench, close, numbers, weights
 
 MODEL = weights(1.0, 2.0, 3.0)

@@ -26,19 +26,19 @@ import feddle
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.rows import FloatRows
-from feddle.experiment.load import parse_config
-from feddle.experiment.models import build_model
-from feddle.learning import weights
-from feddle.learning.checkpoints import read_checkpoint
-from feddle.learning.decoders import Unusable
-from feddle.learning.fetching import tensors_hash
-from feddle.learning.hugging_face import Adapters, Classifier, load_classifier
-from feddle.learning.mobilenet import MobileNetV2
-from feddle.learning.onnx import read_weights
-from feddle.learning.pretrained import IMAGENET_MEAN, IMAGENET_STD, Standardise, adopt, fix_statistics
-from feddle.learning.resnet import ResNet18
-from feddle.learning.training import Recipe, train
-from feddle.strategies.feddle import Feddle
+from feddle.data.fetch.fetching import tensors_hash
+from feddle.data.readers.decoders import Unusable
+from feddle.methods.feddle.method import Feddle
+from feddle.models import weights
+from feddle.models.checkpoints import read_checkpoint
+from feddle.models.mobilenet import MobileNetV2
+from feddle.models.onnx import read_weights
+from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Standardise, adopt, fix_statistics
+from feddle.models.resnet import ResNet18
+from feddle.models.transformers import Adapters, Classifier, load_classifier
+from feddle.run.load import parse_config
+from feddle.run.models import build_model
+from feddle.training.train import Recipe, train
 from tiny import tiny
 
 SOURCES = Path(feddle.__file__).parent
@@ -283,7 +283,7 @@ def test_fixed_statistics_stay_in_training_while_the_scale_learns() -> None:
 
 
 def feddle_examples(inputs: Tensor, targets: Tensor) -> Any:
-    from feddle.learning.examples import as_examples
+    from feddle.data.examples import as_examples
 
     return as_examples(TensorDataset(inputs, targets))
 

@@ -16,13 +16,13 @@ from PIL import Image
 
 from command import Said, feddle
 from feddle.core.errors import FeddleError
-from feddle.experiment.config import Config
-from feddle.experiment.data import build_collection, build_partition, open_data
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import parse_config
-from feddle.learning import official
-from feddle.learning.collection import Collection
-from feddle.learning.pictures import Files
+from feddle.data import official
+from feddle.data.collection import Collection
+from feddle.data.pictures import Files
+from feddle.run.data import build_collection, build_partition, open_data
+from feddle.run.load import parse_config
+from feddle.run.plan import Config
+from feddle.run.problem import build_federation
 
 Command = Callable[..., Said]
 SHORT: dict[str, Any] = {

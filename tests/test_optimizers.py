@@ -11,8 +11,8 @@ from torch import nn
 
 from feddle.core.adam import SmallAdam
 from feddle.core.errors import FeddleError
-from feddle.learning.optimizers import SGD, Adam, Optimizer
-from feddle.learning.training import Recipe
+from feddle.training.kernels.optimizers import SGD, Adam, Optimizer
+from feddle.training.train import Recipe
 
 PAIRS: dict[str, tuple[Any, Any]] = {"adam": (Adam, torch.optim.Adam), "sgd": (SGD, torch.optim.SGD)}
 

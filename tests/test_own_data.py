@@ -21,17 +21,17 @@ from torch.utils.data import TensorDataset
 from command import Said, feddle
 from feddle import by_client, by_dirichlet, simulate
 from feddle.core.errors import FeddleError
-from feddle.experiment.config import Config
-from feddle.experiment.data import build_collection, open_data
-from feddle.experiment.federation import build_federation
-from feddle.experiment.folder import run_config
-from feddle.experiment.load import parse_config
-from feddle.experiment.run import Run
-from feddle.learning.augmentation import crop_flip
-from feddle.learning.collection import NOBODY, Collection, Labelled, among_drawn, held_out, ranks
-from feddle.learning.datasets import load
-from feddle.learning.examples import resize
-from feddle.learning.pictures import Files, PictureExamples
+from feddle.data.augmentation import crop_flip
+from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn, held_out, ranks
+from feddle.data.datasets import load
+from feddle.data.examples import resize
+from feddle.data.pictures import Files, PictureExamples
+from feddle.run.data import build_collection, open_data
+from feddle.run.folder import run_config
+from feddle.run.load import parse_config
+from feddle.run.plan import Config
+from feddle.run.problem import build_federation
+from feddle.run.run import Run
 from tiny import TINY, tiny
 
 Row = tuple[str, ...]

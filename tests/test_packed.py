@@ -16,7 +16,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.core.packed import Bfloat16Rows, Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
-from feddle.strategies.feddle import Feddle
+from feddle.methods.feddle.method import Feddle
 
 MAKERS: dict[str, Callable[[int, int], Rows]] = {
     "float32": FloatRows.empty,

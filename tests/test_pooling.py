@@ -15,9 +15,9 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
 from feddle.core.compiled import compiled
-from feddle.learning.machine import one_thread
-from feddle.learning.models import CNN
-from feddle.learning.pooling import PooledReLU
+from feddle.models.cnn import CNN
+from feddle.training.kernels.pooling import PooledReLU
+from feddle.training.machine import one_thread
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -17,11 +17,13 @@ from click.testing import CliRunner, Result
 from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
-from feddle.experiment.config import Config
-from feddle.experiment.folder import RunFolder
-from feddle.experiment.load import parse_config
-from feddle.experiment.trackers import numbers, open_tracker
-from feddle.learning.datasets import catalogue
+from feddle.data.datasets import catalogue
+from feddle.grids.cells import Ended, Task, read_record, run_task
+from feddle.grids.cost import measure
+from feddle.grids.estimate import core_seconds
+from feddle.grids.grid import chosen, load_grid, names, paper, words
+from feddle.grids.plan import config_hash, plan
+from feddle.grids.runner import keep, open_folder, run_tasks
 from feddle.report.belonging import warnings
 from feddle.report.export import export
 from feddle.report.grid_page import grid_page
@@ -31,12 +33,10 @@ from feddle.report.price import price
 from feddle.report.records import read_run
 from feddle.report.summary import summarise
 from feddle.report.table_files import to_csv, to_latex, to_markdown
-from feddle.reproduce.cells import Ended, Task, read_record, run_task
-from feddle.reproduce.cost import measure
-from feddle.reproduce.estimate import core_seconds
-from feddle.reproduce.grid import chosen, load_grid, names, paper, words
-from feddle.reproduce.plan import config_hash, plan
-from feddle.reproduce.runner import keep, open_folder, run_tasks
+from feddle.run.folder import RunFolder
+from feddle.run.load import parse_config
+from feddle.run.plan import Config
+from feddle.run.trackers import numbers, open_tracker
 from feddle.runtimes.simulation import Delays
 from feddle.version import source_digest
 from test_report import Document, drawings, make_run

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddle.experiment.federation import build_federation
-from feddle.experiment.load import parse_config
-from feddle.experiment.models import local_folder
-from feddle.reproduce import contents
-from feddle.reproduce.contents import data_hashes, files_hash, model_hash
-from feddle.reproduce.grid import Cell, load_grid
-from feddle.reproduce.plan import plan
+from feddle.grids import contents
+from feddle.grids.contents import data_hashes, files_hash, model_hash
+from feddle.grids.grid import Cell, load_grid
+from feddle.grids.plan import plan
+from feddle.run.load import parse_config
+from feddle.run.models import local_folder
+from feddle.run.problem import build_federation
 from test_official import write_imagenet
 from test_own_data import table
 from tiny import tiny

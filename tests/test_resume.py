@@ -24,15 +24,15 @@ from torch.utils.data import TensorDataset
 
 from feddle.cli.display import RunDisplay
 from feddle.cli.main import main
+from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
-from feddle.experiment.checkpoint import MANIFEST, Checkpoint, Pace
-from feddle.experiment.durable import write_whole
-from feddle.experiment.federation import Federation, build_federation
-from feddle.experiment.folder import RunFolder, go_on, resume_run, run_config
-from feddle.experiment.methods import AnyMethod
-from feddle.experiment.run import Line, Run
-from feddle.learning.decoders import Unusable
-from feddle.learning.examples import FromDataset
+from feddle.data.examples import FromDataset
+from feddle.data.readers.decoders import Unusable
+from feddle.methods.options import AnyMethod
+from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
+from feddle.run.folder import RunFolder, go_on, resume_run, run_config
+from feddle.run.problem import Federation, build_federation
+from feddle.run.run import Line, Run
 from feddle.runtimes.workers import WorkerPool, _Task
 from feddle.server import ENOUGH
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
@@ -580,7 +580,7 @@ def test_a_data_file_that_was_cut_short(tmp_path: Path, whole: Whole, monkeypatc
     # digits can always be had again; a set that cannot is an error of one line
     with monkeypatch.context() as gone:
         for source in ("InstalledPackage", "Official", "Package"):
-            gone.setattr(f"feddle.learning.sources.{source}.collect", unavailable)
+            gone.setattr(f"feddle.data.fetch.sources.{source}.collect", unavailable)
         with pytest.raises(
             FeddleError, match=r"the cached file .*digits\.safetensors is broken and no source"
         ) as caught:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from feddle.core.messages import Job, Update
+from feddle.methods.fedavg import FedAvg
 from feddle.server import Server
-from feddle.strategies.fedavg import FedAvg
 from three_numbers import close, state, weights
 
 

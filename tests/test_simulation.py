@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.learning.partition import even
+from feddle.data.partition import even
+from feddle.methods.fedavg import FedAvg, Late
 from feddle.runtimes.simulation import Delays, Simulation
 from feddle.server import Server
-from feddle.strategies.fedavg import FedAvg, Late
 from three_numbers import close, weights
 
 

@@ -9,21 +9,21 @@ from feddle.core.atlas import Atlas
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
 from feddle.core.search import PaperSearch
-from feddle.learning.training import Recipe
-from feddle.strategies.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors
-from feddle.strategies.ca2fl import CA2FL
-from feddle.strategies.client_cache import ClientCache
-from feddle.strategies.convex import ConvexMerging, into_simplex
-from feddle.strategies.fadas import Amsgrad, Fadas
-from feddle.strategies.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
-from feddle.strategies.fedasync import FedAsync
-from feddle.strategies.fedavg import FedAvg, Late
-from feddle.strategies.fedbuff import FedBuff
-from feddle.strategies.feddf import Distillation, FedDF
-from feddle.strategies.feddle import Feddle
-from feddle.strategies.median import CoordinateMedian
-from feddle.strategies.server_data import HFCL, Center, FedFT
-from feddle.strategies.strategy import Strategy
+from feddle.methods.ca2fl import CA2FL
+from feddle.methods.client_cache import ClientCache
+from feddle.methods.convex import ConvexMerging, into_simplex
+from feddle.methods.fadas import Amsgrad, Fadas
+from feddle.methods.fedasync import FedAsync
+from feddle.methods.fedavg import FedAvg, Late
+from feddle.methods.fedbuff import FedBuff
+from feddle.methods.feddf import Distillation, FedDF
+from feddle.methods.feddle.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors
+from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
+from feddle.methods.feddle.method import Feddle
+from feddle.methods.median import CoordinateMedian
+from feddle.methods.server_data import HFCL, Center, FedFT
+from feddle.methods.strategy import Strategy
+from feddle.training.train import Recipe
 from three_numbers import Quadratic, Scaled, arrival, bench, close, numbers, weights
 
 MODEL = weights(1.0, 2.0, 3.0)

@@ -14,11 +14,11 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.rows import FloatRows
 from feddle.core.search import PaperSearch, SearchSpace, SgdSearch, full_pass, smoothness
-from feddle.learning.examples import FromDataset, Images, Rotated, draw
-from feddle.learning.objectives import TaskObjective, entropy
-from feddle.learning.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
-from feddle.strategies.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
-from feddle.strategies.feddle import Feddle, Witness
+from feddle.data.examples import FromDataset, Images, Rotated, draw
+from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
+from feddle.methods.feddle.method import Feddle, Witness
+from feddle.training.objectives import TaskObjective, entropy
+from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
 from three_numbers import Quadratic, arrival, close, weights
 
 

@@ -17,20 +17,20 @@ from torch.utils.data import TensorDataset
 
 import feddle
 from feddle.cli.main import app
+from feddle.clients.attacks import FlippedLabels, Mixed, RandomDirection, Scaled, draw_attackers
+from feddle.clients.private import Private
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.privacy import clip, epsilon, privatise, secret_normal
 from feddle.core.seeds import torch_generator
-from feddle.experiment.clients import build_work
-from feddle.experiment.config import Config
-from feddle.experiment.federation import build_federation
-from feddle.experiment.folder import run_config
-from feddle.experiment.run import Run
 from feddle.report.records import read_run
 from feddle.report.words import remarks, setting
-from feddle.runtimes.attacks import FlippedLabels, Mixed, RandomDirection, Scaled, draw_attackers
-from feddle.runtimes.privacy import Private
+from feddle.run.clients import build_work
+from feddle.run.folder import run_config
+from feddle.run.plan import Config
+from feddle.run.problem import build_federation
+from feddle.run.run import Run
 from three_numbers import close, weights
 from tiny import tiny
 

@@ -14,12 +14,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 import feddle
+from feddle.clients.work import Work
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.runtimes.trainers import Work
+from feddle.methods.feddle.method import Feddle
 from feddle.runtimes.workers import SharedObjective, WorkerPool
-from feddle.strategies.feddle import Feddle
 from three_numbers import weights
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need fork")

@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job, Update
-from feddle.learning.examples import Examples, FromDataset
-from feddle.learning.workbench import Workbench
+from feddle.data.examples import Examples, FromDataset
 from feddle.server import Server
+from feddle.training.workbench import Workbench
 
 
 def weights(*vector: float, buffers: Sequence[float] = ()) -> Weights:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from feddle.experiment.config import Config
-from feddle.experiment.load import parse_config
+from feddle.run.load import parse_config
+from feddle.run.plan import Config
 
 TINY: dict[str, Any] = {
     "rounds": 4,

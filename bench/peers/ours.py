@@ -9,8 +9,8 @@ from settings import workload_config
 from workload import Clock, Workload, load, write_result
 
 from feddle.core.messages import Job
-from feddle.experiment.federation import build_federation
-from feddle.experiment.run import Run
+from feddle.run.problem import build_federation
+from feddle.run.run import Run
 
 
 def main() -> None:

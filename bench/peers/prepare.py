@@ -8,11 +8,11 @@ from safetensors.torch import save_file
 from settings import workload_config
 
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.experiment.data import build_partition
-from feddle.experiment.models import build_model
-from feddle.learning import datasets
-from feddle.learning.collection import Labelled
-from feddle.learning.examples import resize
+from feddle.data import datasets
+from feddle.data.collection import Labelled
+from feddle.data.examples import resize
+from feddle.run.data import build_partition
+from feddle.run.models import build_model
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The workload as a feddle config."""
 
-from feddle.experiment.config import Config
-from feddle.experiment.load import parse_config
+from feddle.run.load import parse_config
+from feddle.run.plan import Config
 
 
 def workload_config(rounds: int, workers: int) -> Config:

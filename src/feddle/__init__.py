@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from feddle.core.errors import FeddleError
     from feddle.core.layout import Layout, Weights
     from feddle.core.messages import Arrival, Job, Update
-    from feddle.experiment.config import Config
-    from feddle.experiment.folder import run_config
-    from feddle.experiment.library import by_client, by_dirichlet, simulate
-    from feddle.experiment.load import load_config
-    from feddle.experiment.run import Run
-    from feddle.strategies.strategy import Strategy
+    from feddle.methods.strategy import Strategy
+    from feddle.run.folder import run_config
+    from feddle.run.load import load_config
+    from feddle.run.plan import Config
+    from feddle.run.run import Run
+    from feddle.run.simulate import by_client, by_dirichlet, simulate
 
 _HOMES = {
     "Arrival": "feddle.core.messages",
     "Atlas": "feddle.core.atlas",
-    "Config": "feddle.experiment.config",
+    "Config": "feddle.run.plan",
     "FeddleError": "feddle.core.errors",
     "Job": "feddle.core.messages",
     "Layout": "feddle.core.layout",
-    "Run": "feddle.experiment.run",
-    "Strategy": "feddle.strategies.strategy",
+    "Run": "feddle.run.run",
+    "Strategy": "feddle.methods.strategy",
     "Update": "feddle.core.messages",
     "Weights": "feddle.core.layout",
-    "by_client": "feddle.experiment.library",
-    "by_dirichlet": "feddle.experiment.library",
-    "load_config": "feddle.experiment.load",
-    "run_config": "feddle.experiment.folder",
-    "simulate": "feddle.experiment.library",
+    "by_client": "feddle.run.simulate",
+    "by_dirichlet": "feddle.run.simulate",
+    "load_config": "feddle.run.load",
+    "run_config": "feddle.run.folder",
+    "simulate": "feddle.run.simulate",
 }
 
 __all__ = [

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddle.core.checks import fault_of_form, fault_of_values, is_job, norm
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Job, Update
-from feddle.strategies.strategy import Strategy, above, below
+from feddle.methods.strategy import Strategy, above, below
 
 RECENT, ENOUGH = 100, 20  # accepted updates whose norms make the median: at most, and at least
 

@@ -11,7 +11,7 @@ import click
 
 from feddle.cli.federation_display import FederationDisplay
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.experiment.load import holds_simulation, parse_override
+from feddle.run.load import holds_simulation, parse_override
 
 if TYPE_CHECKING:
     from feddle.flower.local import LocalFederation
@@ -38,8 +38,8 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
 
     A run in --out that was stopped goes on.
     """
-    from feddle.experiment.folder import RunFolder
     from feddle.flower import require_flower
+    from feddle.run.folder import RunFolder
 
     require_flower()
     from feddle.flower.app_folder import APP, check_settings

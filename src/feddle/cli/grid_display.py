@@ -8,7 +8,7 @@ from feddle.cli.display import Display
 from feddle.report.summary import duration, percent
 
 if TYPE_CHECKING:
-    from feddle.reproduce.cells import Ended, Task
+    from feddle.grids.cells import Ended, Task
 
 
 class GridDisplay(Display):

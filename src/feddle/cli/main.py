@@ -18,14 +18,14 @@ from feddle.cli.federation import federation
 from feddle.cli.reports import report, show_runs
 from feddle.cli.reproduce import reproduce, track_option
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.experiment import config as cfg
-from feddle.experiment.load import load_config
-from feddle.experiment.methods import AnyMethod
-from feddle.learning.kinds import ENDINGS, KINDS
+from feddle.data.kinds import ENDINGS, KINDS
+from feddle.methods.options import AnyMethod
+from feddle.run import plan as cfg
+from feddle.run.load import load_config
 from feddle.version import __version__
 
 if TYPE_CHECKING:
-    from feddle.experiment.trackers import TrackerName
+    from feddle.run.trackers import TrackerName
 
 # torch takes a second or two to import: commands that do without it answer at once
 
@@ -83,8 +83,8 @@ def run(
     """Run the federation that CONFIG, a YAML file, describes."""
     checked, stem = _load(config, data, _with_seed(overrides, seed), quiet=quiet)
     out = out or _new_folder(f"{stem}-{checked.method.name}-seed{checked.seed}")
-    from feddle.experiment.folder import check_free, run_config
-    from feddle.experiment.trackers import tracking
+    from feddle.run.folder import check_free, run_config
+    from feddle.run.trackers import tracking
 
     check_free(out)
     _fetch(checked, quiet=quiet)
@@ -124,7 +124,7 @@ def compare(
     others = {n: _load(config, data, [*overrides, f"method={n}"], quiet=True)[0] for n in names if n != own.method.name}
     configs = {name: others.get(name, own) for name in names}
     out = out or _new_folder(stem)
-    from feddle.experiment.comparison import begin_comparison
+    from feddle.run.comparison import begin_comparison
 
     begin_comparison(out, configs)
     _compare_all(configs, out, quiet=quiet)
@@ -133,7 +133,7 @@ def compare(
 def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, quiet: bool) -> tuple[cfg.Config, str]:
     """The config of a file, of data of your own, or of both; and a name for the run."""
     if data is not None:
-        from feddle.experiment.own import config_for
+        from feddle.run.own import config_for
 
         config, line = config_for(data, file, overrides)
         if not quiet:
@@ -159,7 +159,7 @@ def _new_folder(name: str) -> Path:
 
 def _compare_all(configs: Mapping[str, cfg.Config], out: Path, *, quiet: bool) -> None:
     """Run what is not finished of a comparison, one after the other, then show all of it."""
-    from feddle.experiment.comparison import done_rounds, run_or_resume
+    from feddle.run.comparison import done_rounds, run_or_resume
 
     folders = [out / name for name in configs]
     first = next(iter(configs.values()))  # all have the same data, model and rounds
@@ -177,8 +177,8 @@ def _compare_all(configs: Mapping[str, cfg.Config], out: Path, *, quiet: bool) -
 @quiet_option
 def resume(folder: Path, quiet: bool) -> None:
     """Go on with what is in DIR and was stopped: a run, from its last checkpoint, or a comparison."""
-    from feddle.experiment.comparison import comparison, is_comparison
-    from feddle.experiment.folder import RunFolder, resume_run
+    from feddle.run.comparison import comparison, is_comparison
+    from feddle.run.folder import RunFolder, resume_run
 
     if is_comparison(folder):
         _compare_all(comparison(folder), folder, quiet=quiet)
@@ -197,9 +197,9 @@ def resume(folder: Path, quiet: bool) -> None:
 
 def _fetch(config: cfg.Config, *, quiet: bool) -> None:
     """Get data and weights before the display starts, since a download shows progress of its own."""
-    from feddle.experiment.models import fetch_weights as fetch_model
-    from feddle.learning.datasets import fetch
-    from feddle.learning.official import NAMES
+    from feddle.data.datasets import fetch
+    from feddle.data.official import NAMES
+    from feddle.run.models import fetch_weights as fetch_model
 
     for where in (config.data, config.data.server):
         if where.name is not None and where.name not in (*NAMES, *KINDS):
@@ -235,7 +235,7 @@ def methods() -> None:
 @click.option("--markdown", is_flag=True, help="A reference for people instead.")
 def schema(markdown: bool) -> None:
     """Print the JSON Schema of a config file, for editors."""
-    from feddle.experiment.reference import reference
+    from feddle.run.reference import reference
 
     click.echo(reference() if markdown else json.dumps(cfg.Config.model_json_schema(), indent=2))
 
@@ -248,8 +248,8 @@ def data() -> None:
 @data.command("list")
 def list_data() -> None:
     """List the data sets, and which are here."""
-    from feddle.learning.datasets import catalogue
-    from feddle.learning.official import SETS, place_of
+    from feddle.data.datasets import catalogue
+    from feddle.data.official import SETS, place_of
 
     table = Table("name", "images", "train", "test", "classes", "download", "here", box=None, pad_edge=False)
     for entry in catalogue():
@@ -270,7 +270,7 @@ def list_data() -> None:
 @quiet_option
 def fetch_data(name: str, folder: Path | None, quiet: bool) -> None:
     """Get the data set NAME into the cache ($FEDDLE_DATA)."""
-    from feddle.learning.datasets import fetch
+    from feddle.data.datasets import fetch
 
     click.echo(fetch(name, folder=folder, quiet=quiet))
 
@@ -283,7 +283,7 @@ def weights() -> None:
 @weights.command("list")
 def list_weights() -> None:
     """List the pretrained weights, and which are here."""
-    from feddle.learning.weights import catalogue
+    from feddle.models.weights import catalogue
 
     table = Table("name", "what they are", "download", "here", box=None, pad_edge=False)
     for entry in catalogue():
@@ -297,7 +297,7 @@ def list_weights() -> None:
 @quiet_option
 def fetch_weights(name: str, folder: Path | None, quiet: bool) -> None:
     """Get the weights NAME into the cache ($FEDDLE_DATA)."""
-    from feddle.learning.weights import fetch
+    from feddle.models.weights import fetch
 
     click.echo(fetch(name, folder=folder, quiet=quiet))
 

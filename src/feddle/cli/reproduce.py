@@ -18,10 +18,10 @@ from feddle.core.errors import FeddleError
 from feddle.report.summary import duration
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
-    from feddle.experiment.trackers import TrackerName
-    from feddle.reproduce.cells import Ended
-    from feddle.reproduce.grid import Cell, Grid
-    from feddle.reproduce.plan import Planned
+    from feddle.grids.cells import Ended
+    from feddle.grids.grid import Cell, Grid
+    from feddle.grids.plan import Planned
+    from feddle.run.trackers import TrackerName
 
 
 track_option = click.option(
@@ -90,7 +90,7 @@ def reproduce(
 
     What is finished is never run again, and what was stopped goes on: give the same command again.
     """
-    from feddle.reproduce.grid import chosen, load_grid
+    from feddle.grids.grid import chosen, load_grid
 
     if table is None:
         _list_tables()
@@ -122,8 +122,8 @@ def _seeds(text: str) -> list[int]:
 
 def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     """Run what is not finished, keeping the grid's record, then report."""
-    from feddle.reproduce import runner
-    from feddle.reproduce.cells import is_done
+    from feddle.grids import runner
+    from feddle.grids.cells import is_done
 
     out = order.out
     runner.open_folder(out, grid, quick=order.quick)
@@ -155,7 +155,7 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
 
 def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
     """The cells as they can be run here; an override that none of them takes is a mistake on the line."""
-    from feddle.reproduce.plan import plan
+    from feddle.grids.plan import plan
 
     planned = [plan(cell, order.overrides) for cell in picked]
     if all(each.refused for each in planned):
@@ -176,7 +176,7 @@ def _report(failed: "dict[str, Ended]", out: Path) -> None:
 
 def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
     """Get the data before the display starts; what cannot be had is a reason to leave a cell out."""
-    from feddle.reproduce.plan import Wanted, data_of, get
+    from feddle.grids.plan import Wanted, data_of, get
 
     reasons: dict[Wanted, str] = {}
     for wanted in dict.fromkeys(pair for each in planned for pair in data_of(each)):
@@ -203,8 +203,8 @@ def _tell_left_out(planned: Sequence["Planned"]) -> None:
 
 
 def _list_tables() -> None:
-    from feddle.reproduce.grid import load_grid, names
-    from feddle.reproduce.plan import plan
+    from feddle.grids.grid import load_grid, names
+    from feddle.grids.plan import plan
 
     table = Table("table", "what it shows", "cells", "here", box=None, pad_edge=False)
     for name in names():
@@ -217,9 +217,9 @@ def _list_tables() -> None:
 
 
 def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
-    from feddle.reproduce.estimate import core_seconds
-    from feddle.reproduce.grid import glossary
-    from feddle.reproduce.runner import cores
+    from feddle.grids.estimate import core_seconds
+    from feddle.grids.grid import glossary
+    from feddle.grids.runner import cores
 
     every = _planned(picked, order)
     click.echo(f"{grid.title}. {grid.note}".rstrip())

@@ -29,7 +29,7 @@ NOTE = (
 
 def show_server_cost(out: Path, *, listing: bool) -> None:
     """Count what has not been counted yet, print the table, write it as a page and as CSV."""
-    from feddle.reproduce.cost import METHODS, measure
+    from feddle.grids.cost import METHODS, measure
 
     if listing:
         click.echo(

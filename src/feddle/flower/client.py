@@ -12,10 +12,10 @@ from torch.utils.data import Dataset
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import seed_for
+from feddle.data.examples import Examples, as_examples
 from feddle.flower.wire import read_order, update_message
-from feddle.learning.examples import Examples, as_examples
-from feddle.learning.machine import one_thread
-from feddle.learning.training import Loss, train_client
+from feddle.training.machine import one_thread
+from feddle.training.train import Loss, train_client
 
 Data = Examples | Dataset[Any]
 

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
+from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
-from feddle.experiment.durable import write_whole
 from feddle.flower.app_folder import APP
 from feddle.flower.certificates import Certificates
 from feddle.flower.commands import environment, found

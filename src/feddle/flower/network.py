@@ -19,15 +19,15 @@ from torch import Tensor
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.messages import Job
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.experiment.load import one_line
 from feddle.flower.plan import FederationPlan
 from feddle.flower.pulls import Pulls
 from feddle.flower.roster import Node, Roster
 from feddle.flower.wire import Order, UnreadableError, order_message, read_update
-from feddle.learning.training import Recipe
+from feddle.methods.strategy import above, below
+from feddle.run.load import one_line
 from feddle.runtimes.simulation import Round
 from feddle.server import Server
-from feddle.strategies.strategy import above, below
+from feddle.training.train import Recipe
 
 _TELL_EVERY = 60.0  # seconds, what goes on for longer
 _PATIENCE = 600.0  # seconds that the SuperLink may answer with errors; while it does not answer, Flower itself waits

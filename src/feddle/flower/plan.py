@@ -5,11 +5,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from feddle.clients.options import Attack, NoAttack, Privacy
 from feddle.core.errors import FeddleError
-from feddle.experiment.config import Clients, Delays, Diagnostics, Evaluation, Plan
-from feddle.experiment.load import explain, with_value
-from feddle.experiment.strict import Count, NonNegative, Positive, Strict
-from feddle.experiment.threats import Attack, NoAttack, Privacy
+from feddle.options import Count, NonNegative, Positive, Strict
+from feddle.run.load import explain, with_value
+from feddle.run.plan import Clients, Delays, Diagnostics, Evaluation, Plan
 
 _SIMULATED = ("delays", "workers", "diagnostics", "attack")  # keys that only a simulation has
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from feddle.clients.work import Work
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
-from feddle.learning.machine import one_thread
-from feddle.runtimes.trainers import Work
 from feddle.server import Server
+from feddle.training.machine import one_thread
 
 
 def replay(history: Iterable[Mapping[str, Any]], server: Server, work: Work) -> None:

@@ -10,21 +10,21 @@ import torch
 from flwr.serverapp import Grid
 from safetensors.torch import load_file
 
+from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
-from feddle.experiment.build import Parts
-from feddle.experiment.checkpoint import Pace
-from feddle.experiment.durable import write_whole
-from feddle.experiment.federation import Federation
-from feddle.experiment.folder import RunFolder, go_to_the_end
-from feddle.experiment.load import holds_simulation
-from feddle.experiment.run import Course, Listener, build_server, resolve_device
 from feddle.flower.network import Clock, Network
 from feddle.flower.plan import FederationPlan
-from feddle.learning.training import Loss
+from feddle.methods.strategy import Strategy
 from feddle.report.page import write_page
 from feddle.report.records import read_run
-from feddle.strategies.strategy import Strategy
+from feddle.run.build import Parts
+from feddle.run.checkpoint import Pace
+from feddle.run.folder import RunFolder, go_to_the_end
+from feddle.run.load import holds_simulation
+from feddle.run.problem import Federation
+from feddle.run.run import Course, Listener, build_server, resolve_device
+from feddle.training.train import Loss
 
 STATUS, REPORT = "status.json", "report.html"
 _STATUS_EVERY = 1.0  # seconds

@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import global_seed, seed_for
-from feddle.experiment.run import Line
+from feddle.data.examples import as_examples
 from feddle.flower.client import Data
 from feddle.flower.network import Clock
 from feddle.flower.plan import FederationPlan, make_plan
 from feddle.flower.run import FederationRun, at_the_server, run_in_folder
-from feddle.learning.examples import as_examples
-from feddle.learning.training import Loss
-from feddle.strategies.strategy import Strategy
+from feddle.methods.strategy import Strategy
+from feddle.run.run import Line
+from feddle.training.train import Loss
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 

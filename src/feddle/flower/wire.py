@@ -12,7 +12,7 @@ from torch import Tensor
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.learning.training import Recipe
+from feddle.training.train import Recipe
 
 _NUMPY = "numpy.ndarray"  # how Flower calls the .npy format
 _BESIDE = 4096  # bytes that a message may have beside the numbers of the model: the headers of its arrays

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from feddle.core.messages import Arrival, Job
 from feddle.core.seeds import numpy_generator, seed_for
+from feddle.methods.strategy import above, below
 from feddle.runtimes.trainers import Trainer
 from feddle.server import Server
-from feddle.strategies.strategy import above, below
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,12 @@
 """Who does the clients' work in a simulation."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from torch import nn
-
+from feddle.clients.work import Work
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.core.layout import Layout, Weights
+from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.core.seeds import seed_for, torch_generator
-from feddle.learning.augmentation import Augment, Augmented
-from feddle.learning.examples import Examples
-from feddle.learning.training import Loss, Recipe, train_client
-
-Work = Callable[[Job, Weights], Update]  # what becomes of a job and the model that it starts from
 
 
 class Trainer(Protocol):
@@ -26,28 +17,6 @@ class Trainer(Protocol):
 
     def result(self, job: Job) -> Update:
         """The job's update; waits for it if need be."""
-
-
-@dataclass(frozen=True, eq=False)
-class ClientWork:
-    """Everything that training a job needs but the job; its seed is derived, so it does not matter who trains it."""
-
-    model: nn.Module
-    layout: Layout
-    clients: Sequence[Examples]
-    recipe: Recipe
-    loss: Loss
-    seed: int
-    augment: Augment | None = None
-
-    def __call__(self, job: Job, start: Weights) -> Update:
-        """Train the job."""
-        seed = seed_for(self.seed, "train", job.client, job.number)
-        examples = self.clients[job.client]
-        if self.augment is not None:
-            generator = torch_generator(seed_for(self.seed, "augment", job.client, job.number))
-            examples = Augmented(examples, self.augment, generator)
-        return train_client(self.model, self.layout, start, examples, self.recipe, job, seed, self.loss)
 
 
 class InlineTrainer:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from feddle.clients.work import Work
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job
 from feddle.core.search import Objective
-from feddle.learning.machine import one_thread
-from feddle.runtimes.trainers import Work
+from feddle.training.machine import one_thread
 
 _BEHIND = 5  # in niceness: with a worker a core the server makes one too many, and a round waits for the server
 

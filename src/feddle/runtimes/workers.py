@@ -21,13 +21,13 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from feddle.clients.work import Work
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.search import Objective
-from feddle.learning.objectives import TaskObjective
-from feddle.runtimes.trainers import Work
 from feddle.runtimes.worker_process import Rows, serve
+from feddle.training.objectives import TaskObjective
 
 _ATTEMPTS = 2
 _HANDED_BACK = 10  # deaths before a job even began: it is not the job's fault, but something is very wrong

@@ -2,9 +2,9 @@
 
 from flwr.app import Context
 
-from feddle.learning import datasets
-from feddle.learning.examples import Examples, Images, Selection
-from feddle.learning.partition import dirichlet
+from feddle.data import datasets
+from feddle.data.examples import Examples, Images, Selection
+from feddle.data.partition import dirichlet
 
 
 def client_data(context: Context) -> Examples:

@@ -2,8 +2,8 @@
 
 import torch
 
-from feddle.learning import datasets
-from feddle.learning.examples import Examples, Images, Selection
+from feddle.data import datasets
+from feddle.data.examples import Examples, Images, Selection
 
 _GUIDING = 100  # of the 359 test images; the others measure accuracy
 

@@ -1,0 +1,1 @@
+"""Data sets: images, labels and clients, from any source."""

@@ -1,0 +1,1 @@
+"""Getting files from official addresses and package registries."""

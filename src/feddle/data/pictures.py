@@ -1,0 +1,152 @@
+"""Image files: an index in memory, decoded when used, and kept from then on as far as memory is given for it."""
+
+import io
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddle.core.errors import FeddleError
+from feddle.data.collection import Pictures
+from feddle.data.examples import normalised
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Image files below a folder.
+
+    Their names are one array of bytes: a million Python strings would be several times as large, and every worker would
+    copy their pages when it touches them.
+    """
+
+    root: Path
+    names: "np.ndarray[tuple[int], np.dtype[np.bytes_]]"
+
+    @classmethod
+    def of(cls, root: Path, names: Sequence[str]) -> "Files":
+        """The files of these names, relative to the folder or absolute."""
+        return cls(root, np.array([os.fsencode(name) for name in names], dtype=np.bytes_))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def select(self, index: Tensor) -> "Files":
+        """See `Pictures`."""
+        return Files(self.root, self.names[index.numpy()])
+
+    def path(self, index: int) -> Path:
+        """Where one of them is."""
+        return self.root / os.fsdecode(self.names[index])
+
+    def decode(self, index: int, size: int, channels: int) -> Tensor:
+        """See `Pictures`."""
+        path = self.path(index)
+        return decode_picture(path, size, channels, str(path))
+
+    def require(self) -> None:
+        """Refuse names without a file, before a run rather than in the midst of it."""
+        root = os.fsencode(self.root)
+        missing = [i for i, name in enumerate(self.names) if not os.path.isfile(os.path.join(root, name))]  # noqa: PTH113, PTH118
+        if missing:
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise FeddleError(f"there is no image file {self.path(missing[0])}{more}; correct its path or leave it out")
+
+
+def require_pillow(name: str) -> None:
+    """Say before anything is read that image files need Pillow."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise FeddleError(f"{name} is made of image files, which need Pillow; pip install 'feddle[images]'") from error
+
+
+def decode_picture(source: Path | io.BytesIO, size: int, channels: int, name: str) -> Tensor:
+    """An image file as bytes (channels, size, size): grey or colour as asked, resized bilinearly with antialiasing."""
+    from PIL import Image
+
+    try:
+        with Image.open(source) as image:
+            if image.mode[0] in "IF":
+                raise FeddleError(f"the image {name} has more than 8 bits a channel; save it with 8")
+            mode = "L" if channels == 1 else "RGB"
+            image.draft(mode, (2 * size, 2 * size))  # a JPEG is decoded no larger than is of use
+            shown = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
+            pixels = torch.from_numpy(np.array(shown))
+    except FeddleError:
+        raise
+    except Exception as error:  # a broken file can make a decoder raise nearly anything
+        reason = str(error).replace(f" {name!r}", "")
+        raise FeddleError(f"cannot read the image {name} ({reason}); mend it or leave it out") from error
+    return pixels.reshape(size, size, channels).permute(2, 0, 1)
+
+
+class Memory:
+    """Decoded images, kept in pages that all workers share; what was never decoded takes no memory.
+
+    It has room for the first images of an index, as many as `limit` bytes hold; the others are decoded each time.
+    """
+
+    def __init__(self, count: int, shape: tuple[int, int, int], limit: int) -> None:
+        each = shape[0] * shape[1] * shape[2]
+        self.room = min(count, limit // each)
+        self._pixels = _shared(self.room * each).reshape(self.room, *shape)
+        self._there = _shared(self.room)
+
+    def known(self, index: Tensor) -> Tensor:
+        """Which of these images are kept."""
+        known = index < self.room
+        known[known.clone()] = self._there[index[known]].bool()
+        return known
+
+    def get(self, index: Tensor) -> Tensor:
+        """Images that are kept, (n, C, H, W)."""
+        return self._pixels[index]
+
+    def put(self, index: int, pixels: Tensor) -> None:
+        """Keep an image if there is room; two workers may put the same one, with the same bytes."""
+        if index < self.room:
+            self._pixels[index] = pixels
+            self._there[index] = 1  # last, so that nobody reads half an image
+
+
+def _shared(size: int) -> Tensor:
+    if not size:  # no pages can be had for nothing
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class PictureExamples:
+    """Pictures with labels as examples, made into floats in [−1, 1] as `Images` are."""
+
+    pictures: Pictures
+    labels: Tensor
+    channels: int
+    size: int
+    memory: Memory
+
+    @classmethod
+    def of(cls, pictures: Pictures, labels: Tensor, channels: int, size: int, limit: int) -> "PictureExamples":
+        """Examples that keep at most `limit` bytes of decoded images."""
+        return cls(pictures, labels, channels, size, Memory(len(pictures), (channels, size, size), limit))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Examples`."""
+        pixels = torch.empty((len(index), self.channels, self.size, self.size), dtype=torch.uint8)
+        known = self.memory.known(index)
+        pixels[known] = self.memory.get(index[known])
+        for row in (~known).nonzero().flatten().tolist():
+            i = int(index[row])
+            pixels[row] = self.pictures.decode(i, self.size, self.channels)
+            self.memory.put(i, pixels[row])
+        return normalised(pixels, self.channels), self.labels[index]

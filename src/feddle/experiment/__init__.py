@@ -1,1 +1,0 @@
-"""Build from a config, run, and keep what came of it."""

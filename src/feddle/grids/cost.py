@@ -1,0 +1,162 @@
+"""What a round costs the server, counted: FLOPs of each method's own merge, and the bytes that it keeps.
+
+The paper's setting: ViT-B/16 with adapters, 1000 clients, 50 a round and all on time, atlas and buffer of 100, the same
+number of server iterations for every method that trains. Nothing is estimated: merges are run and their operations
+counted. Since every count is linear in the number of layers, images and epochs, small ones are run and the paper's
+follow from them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from feddle.core.layout import Layout, Weights
+from feddle.core.messages import Arrival, Job, Update
+from feddle.data.examples import Images
+from feddle.grids.grid import paper
+from feddle.grids.vit import IMAGE, LAYERS, ViT
+from feddle.methods.feddle.method import Feddle
+from feddle.methods.strategy import Strategy
+from feddle.run.build import Parts, build_strategy
+from feddle.run.plan import Plan
+from feddle.run.problem import Federation
+from feddle.training.machine import one_thread
+
+CLIENTS, PER_ROUND, HELD = 1000, 50, 100
+SAMPLES, EPOCHS, BATCH = 1000, 10, 32  # at the server; the paper's figures fit 10,000 images a round
+CLASSES = 10
+METHODS: dict[str, dict[str, Any]] = {
+    "fed+ft": {"name": "fed+ft"},
+    "hfcl": {"name": "hfcl"},
+    "feddf": {"name": "feddf"},
+    "fedavg": {"name": "fedavg"},
+    "fedasync": {"name": "fedasync"},
+    "fedbuff": {"name": "fedbuff", "buffer_size": HELD},
+    "ca2fl": {"name": "ca2fl", "buffer_size": HELD},
+    "feddle": {"name": "feddle", "atlas_size": HELD},
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a round costs the server, ours and in the paper."""
+
+    method: str
+    gflops: float
+    cache_mb: float  # the network and what the method keeps, at most after a round
+    paper_gflops: float
+    paper_cache_mb: float
+
+
+def measure(method: str, layers: tuple[int, int] = (1, 2)) -> Cost:
+    """A method's cost; counted with two shallow networks, whose difference is what every further layer adds."""
+    with one_thread():
+        low, high = ((_flops(method, depth), _kept(method, depth)) for depth in layers)
+    slopes = [(b - a) / (layers[1] - layers[0]) for a, b in zip(low, high, strict=True)]
+    flops, kept = (a + (LAYERS - layers[0]) * slope for a, slope in zip(low, slopes, strict=True))
+    said = next(row for row in paper()["server_cost"]["rows"] if row["method"] == method)
+    return Cost(method, flops / 1e9, kept / 1e6, said["gflops"], said["cache_mb"])
+
+
+def _flops(method: str, layers: int) -> float:
+    """FLOPs of a merge as c + n·t + E·b + E·n·a for n images and E epochs, at the paper's n and E."""
+    if method not in ("fed+ft", "hfcl", "feddf", "feddle"):
+        return _count(method, layers, 1, 1)
+    f11, f21, f12, f22 = (_count(method, layers, n, e) for n, e in ((1, 1), (2, 1), (1, 2), (2, 2)))
+    image = f22 - f21 - f12 + f11
+    teacher, step = f21 - f11 - image, f12 - f11 - image
+    rest = f11 - image - teacher - step
+    return rest + SAMPLES * teacher + EPOCHS * ceil(SAMPLES / BATCH) * step + EPOCHS * SAMPLES * image
+
+
+def _count(method: str, layers: int, images: int, epochs: int) -> int:
+    """FLOPs of the second merge of a small server, when its atlas is as full as it gets."""
+    strategy, model, _ = _server(method, layers, images, epochs)
+    if isinstance(strategy, Feddle):
+        _fill(strategy, model)
+    elif method in ("fedbuff", "ca2fl"):
+        model = strategy.merge(model, _arrivals(model, 0))
+    counter = FlopCounterMode(display=False, custom_mapping=_MERGING)
+    with counter:
+        strategy.merge(model, _arrivals(model, 1))
+    return int(counter.get_total_flops())
+
+
+def _fill(strategy: Feddle, model: Weights) -> None:
+    """Put a first round's anchors into Feddle's atlas without a search."""
+    for arrival in _arrivals(model, 0):
+        strategy.atlas.insert(arrival.update.job, arrival.update.delta)
+
+
+def _kept(method: str, layers: int) -> float:
+    """Bytes of the network and of the method's state, the most after any round until every client has reported."""
+    strategy, model, network = _server(method, layers, 1, 1)
+    rounds = CLIENTS // PER_ROUND if method in ("fedavg", "fedasync", "fedbuff", "ca2fl") else 2
+    most = 0
+    for number in range(rounds):
+        model = strategy.merge(model, _arrivals(model, number))
+        most = max(most, sum(tensor.nbytes for tensor in strategy.state_dict().values()))
+    return float(most + sum(p.nbytes for p in network.parameters()))
+
+
+def _server(method: str, layers: int, images: int, epochs: int) -> tuple[Strategy, Weights, ViT]:
+    options = dict(METHODS[method])
+    if method in ("fed+ft", "feddf"):
+        options |= {"epochs": epochs, "batch_size": BATCH}
+    if method == "feddle":
+        options["search"] = {"name": "paper", "epochs": epochs, "batch_size": BATCH}
+    plan = Plan.model_validate(
+        {
+            "clients": {"count": CLIENTS, "per_round": PER_ROUND},
+            "training": {"epochs": epochs, "batch_size": BATCH},
+            "method": options,
+        }
+    )
+    network = ViT(CLASSES, layers)
+    pixels = torch.zeros(images, 3, IMAGE, IMAGE, dtype=torch.uint8)
+    server = Images(pixels, torch.zeros(images, dtype=torch.long), 3)
+    layout = Layout.of(network)
+    federation = Federation(network, [], torch.ones(CLIENTS, dtype=torch.long), server, None)
+    return build_strategy(Parts(plan, federation, layout, "cpu", None)), layout.read(network), network
+
+
+def _arrivals(model: Weights, number: int) -> list[Arrival]:
+    """What a round's clients send, all in time; a client reports again after all others have."""
+    generator = torch.Generator().manual_seed(number)
+    first = number * PER_ROUND % CLIENTS
+    return [
+        Arrival(
+            Update(Job(client, 0, 0), 1e-3 * torch.randn(len(model.vector), generator=generator), model.buffers, 50),
+            0,
+            model,
+        )
+        for client in range(first, first + PER_ROUND)
+    ]
+
+
+def _elementwise(*_: Any, out_shape: Sequence[int], **__: Any) -> int:
+    return prod(out_shape)
+
+
+def _vector(matrix: Sequence[int], *_: Any, **__: Any) -> int:
+    return 2 * prod(matrix)
+
+
+def _added_vector(_: Any, matrix: Sequence[int], *__: Any, **___: Any) -> int:
+    return 2 * prod(matrix)
+
+
+# torch counts products of matrices; merging is made of sums, scalings and products with vectors
+_aten = torch.ops.aten
+_MERGING: dict[Any, Callable[..., int]] = {
+    **dict.fromkeys(
+        (_aten.add, _aten.add_, _aten.sub, _aten.sub_, _aten.mul, _aten.mul_, _aten.div, _aten.div_), _elementwise
+    ),
+    **dict.fromkeys((_aten.mv, _aten.dot), _vector),
+    _aten.addmv: _added_vector,
+    _aten.addmv_: _added_vector,
+}

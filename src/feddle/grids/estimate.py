@@ -1,0 +1,108 @@
+"""How long a cell will take here: a short measurement of its model, times the work that its config asks for."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch.nn import functional as F
+
+from feddle.data import datasets
+from feddle.grids.plan import Planned
+from feddle.methods import options as methods
+from feddle.run.models import build_model
+from feddle.run.plan import Config
+from feddle.training.machine import one_thread
+from feddle.training.train import Recipe
+
+_START = 3.0  # seconds until the first round: a process, the data
+_UNKNOWN = (50_000, 10_000, 10)  # of a data set that the catalogue does not count: train, test, classes
+
+
+def core_seconds(planned: Planned) -> float | None:
+    """The time that one run of a cell takes on one core, roughly; None if it cannot be had."""
+    config = planned.config
+    if config is None:
+        return None
+    train, test, classes = _size(config.data.name)
+    step, look = _measured(config.model.model_dump_json(), config.data.image_size, config.data.channels, classes)
+    evaluations = math.ceil(config.rounds / config.evaluation.every)
+    outside = config.data.server.name is not None
+    server = config.data.server.samples_per_round if outside else config.data.server.samples or 1000
+    own = _server_passes(config) * min(server, config.data.server.samples_per_round)
+    return _START + _client_passes(config, train) * step + config.rounds * own * step + evaluations * test * look
+
+
+def _client_passes(config: Config, train: int) -> float:
+    """How many examples all clients together are trained on, in a whole run."""
+    if isinstance(config.method, methods.Center):
+        return 0.0
+    each = train / config.clients.count * config.training.epochs
+    return config.rounds * _arrivals(config) * each
+
+
+def _arrivals(config: Config) -> float:
+    """The updates that a round uses: late ones that a method throws away need not be trained."""
+    method, sigma = config.method, config.delays.sigma
+    base = method.base if isinstance(method, methods.FedFT) else method
+    discards = isinstance(base, methods.FedAvg | methods.Hfcl | methods.FedDF) and base.late == "discard"
+    return config.clients.per_round * (math.erf(1 / (sigma * math.sqrt(2))) if discards and sigma else 1.0)
+
+
+def _server_passes(config: Config) -> float:
+    """How often a round goes over the server's data, in training steps."""
+    match config.method:
+        case methods.Feddle(search=search):
+            return 1.2 * search.iterations if isinstance(search, methods.LbfgsSearch) else float(search.epochs)
+        case methods.FedFT(epochs=epochs) | methods.Convex(epochs=epochs):
+            return float(epochs)
+        case methods.FedDF(epochs=epochs):
+            return epochs + _arrivals(config) / 3  # each teacher looks once
+        case methods.Hfcl():
+            return float(config.training.epochs)
+        case methods.Center(epochs=epochs):
+            return epochs / config.rounds
+        case _:
+            return 0.0
+
+
+def _size(name: str) -> tuple[int, int, int]:
+    entry = next((entry for entry in datasets.catalogue() if entry.name == name), None)
+    return _UNKNOWN if entry is None else (entry.train, entry.test, entry.num_classes)
+
+
+@cache
+def _measured(model: str, size: int, channels: int, classes: int) -> tuple[float, float]:
+    """Seconds that one core takes to train on an example, and to look at one."""
+    config = Config.model_validate({"model": json.loads(model), "data": {"image_size": size, "channels": channels}})
+    built = build_model(config, classes)
+    count = 32 if size <= 64 else 4
+    images = torch.zeros(count, channels, size, size).contiguous(memory_format=torch.channels_last)
+    labels = torch.zeros(count, dtype=torch.long)
+    optimizer = Recipe().make_optimizer(built)
+
+    def step() -> None:
+        built.zero_grad(set_to_none=True)
+        F.cross_entropy(built(images), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    def look() -> None:
+        with torch.no_grad():
+            built(images)
+
+    with one_thread():
+        return _fastest(step) / count, _fastest(look) / count
+
+
+def _fastest(work: Callable[[], None], seconds: float = 0.3) -> float:
+    """The shortest of several processor times, so that it does not matter what else runs on the machine."""
+    work()
+    began = time.process_time()
+    times: list[float] = []
+    while not times or time.process_time() - began < seconds:
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)

@@ -1,0 +1,192 @@
+"""From a table's YAML to its cells: which runs it is made of, and what the paper says of each."""
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from typing import Any
+
+import yaml
+
+from feddle.core.errors import FeddleError
+
+Value = str | float
+_HERE = files("feddle.grids")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table: a run for each seed."""
+
+    name: str  # such as cnn/fashion-mnist/dir0.1/sigma20/feddle-id
+    key: Mapping[str, Value]  # where it stands: a value for each of its axes
+    tree: Mapping[str, Any]  # its config, but for the seed and the data of another domain
+    server: str  # what the server holds for it: `own` data of the clients' task, `outside` data, or `none`
+    outside: tuple[str, ...]  # what may guide from another domain, the paper's set first; empty: in-domain
+    waits: float | None  # σ of the delays that a synchronous server waits out; None: it does not wait
+    paper: tuple[float, float] | None  # mean and standard deviation in the paper, in per cent
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table or figure: its axes, of which the last makes the rows, and its cells."""
+
+    name: str
+    title: str
+    note: str
+    axes: Mapping[str, tuple[Value, ...]]
+    figure: tuple[str, ...]  # what of the history is drawn beside accuracy
+    cells: tuple[Cell, ...]
+
+
+def names() -> list[str]:
+    """Every table and figure that can be reproduced."""
+    found = [item.name.removesuffix(".yaml") for item in (_HERE / "tables").iterdir() if item.name.endswith(".yaml")]
+    return sorted(set(found) - {"parts"}, key=lambda name: (not name.startswith("results-"), name))
+
+
+def load_grid(name: str, *, quick: bool = False) -> Grid:
+    """The grid of a table by its name; `quick` makes its network small and its runs short."""
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"did you mean {near[0]}?" if near else "`feddle reproduce --list` tells which there are"
+        raise FeddleError(f"unknown table {name!r}; {hint}")
+    table = _read(f"tables/{name}.yaml")
+    axes = {axis: tuple(values) for axis, values in table["axes"].items()}
+    keys = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    cells: dict[str, Cell] = {}
+    for whole in keys:
+        along = table.get("once", {}).get(whole[next(reversed(axes))], tuple(axes))
+        key = {axis: value for axis, value in whole.items() if axis in along or axis == next(reversed(axes))}
+        cell = _cell(table, name, whole, key, quick=quick)
+        cells.setdefault(cell.name, cell)
+    note, figure = table.get("note", ""), tuple(table.get("figure", ()))
+    return Grid(name, table["title"], note, axes, figure, tuple(cells.values()))
+
+
+def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cell]:
+    """The cells that one of the patterns picks and whose row is one of `rows`; nothing given: all."""
+    last = next(reversed(list(grid.axes)))
+    unknown = [row for row in rows if row not in map(str, grid.axes[last])]
+    if unknown:
+        known = ", ".join(map(str, grid.axes[last]))
+        raise FeddleError(f"--methods: {grid.name} has no row {unknown[0]!r}; its rows are {known}")
+    picked = {name for pattern in patterns for name in _picked([cell.name for cell in grid.cells], pattern)}
+    found = [
+        cell
+        for cell in grid.cells
+        if (not patterns or cell.name in picked) and (not rows or str(cell.key[last]) in rows)
+    ]
+    if not found:
+        raise FeddleError(
+            f"no cell of {grid.name} matches {', '.join(patterns)}; "
+            f"`feddle reproduce {grid.name} --list` tells their names, such as {grid.cells[0].name}"
+        )
+    return found
+
+
+def _picked(cells: Sequence[str], pattern: str) -> list[str]:
+    """The names that have the pattern as whole parts between slashes; only where none has, those that contain it."""
+    whole = [name for name in cells if f"/{pattern.strip('/')}/" in f"/{name}/"]  # so cifar10 is not cifar100
+    return whole or [name for name in cells if pattern in name]
+
+
+def words(axis: str, value: Value) -> str:
+    """A value as people read it: Dir(0.1), σ = 20."""
+    parts = _read("tables/parts.yaml")
+    number = parts["numbers"].get(axis)
+    if number is None:
+        return str(parts["titles"].get(value, value))
+    if value == 0 and "zero" in number:
+        return str(number["zero"])
+    return str(number["words"].format(value, percent=100 * float(value)))
+
+
+def glossary(grid: Grid) -> dict[str, str]:
+    """What the numbers in the names of cells stand for, in words."""
+    parts = _read("tables/parts.yaml")
+    pairs = [(axis, value) for axis, values in grid.axes.items() if axis in parts["numbers"] for value in values]
+    return {_short(parts, axis, value): words(axis, value) for axis, value in pairs}
+
+
+def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dict[str, Value], *, quick: bool) -> Cell:
+    parts = _read("tables/parts.yaml")
+    setting = {**table.get("fixed", {}), **whole}
+    tree = dict(parts["base"])
+    for axis, value in sorted(setting.items(), key=lambda pair: pair[0] == "components"):  # switches of a method last
+        tree = _laid_over(tree, _part(parts, axis, value))
+    tree = _laid_over(tree, table.get("config", {}))
+    candidates, server, waits = (tree.pop(word, None) for word in ("outside", "server", "waits"))
+    if quick:
+        shorter = parts["quick"]["rounds"] / tree["rounds"]
+        tree = _laid_over(tree, parts["quick"])
+        tree = _laid_over(tree, {"delays": {"sigma": round(shorter * tree["delays"]["sigma"], 3)}})
+    sigma = float(tree["delays"]["sigma"])
+    if waits:
+        tree = _laid_over(tree, {"delays": {"sigma": 0}})
+    return Cell(
+        name="/".join(_short(parts, axis, value) for axis, value in key.items()),
+        key=key,
+        tree=tree,
+        server=server or "own",
+        outside=tuple(candidates or ()) if server == "outside" else (),
+        waits=sigma if waits else None,
+        paper=_paper(table.get("paper"), name, key),
+    )
+
+
+def _part(parts: Mapping[str, Any], axis: str, value: Value) -> dict[str, Any]:
+    """What a value along an axis means, as a piece of a config."""
+    if axis not in parts["numbers"]:
+        part: dict[str, Any] = parts[axis][value]
+        return part
+    piece: Any = value
+    for step in reversed(parts["numbers"][axis]["key"].split(".")):
+        piece = {step: piece}
+    return dict(piece)
+
+
+def _short(parts: Mapping[str, Any], axis: str, value: Value) -> str:
+    number = parts["numbers"].get(axis)
+    return str(value) if number is None else f"{number['short']}{value:g}"
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two config trees, the second over the first; another choice (`name`) brings none of the first one's options."""
+    merged = dict(below)
+    for key, value in above.items():
+        old: Any = merged.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        another = both and "name" in old and "name" in value and old["name"] != value["name"]
+        merged[key] = _laid_over(old, value) if both and not another else value
+    return merged
+
+
+def _paper(part: str | None, table: str, key: Mapping[str, Value]) -> tuple[float, float] | None:
+    """What the paper prints for a cell."""
+    if part == "accuracy":
+        wanted = {"table": table, **key}
+        for row in paper()["accuracy"]:
+            if {k: v for k, v in row.items() if k not in ("mean", "std")} == wanted:
+                return row["mean"], row["std"]
+    if part == "components":
+        domain = {"feddle-id": "id", "feddle-ood": "ood"}[str(key["method"])]
+        row = next(row for row in paper()["components"]["rows"] if row["components"] == key["components"])
+        return row[f"{domain}_mean"], row[f"{domain}_std"]
+    return None
+
+
+@cache
+def paper() -> dict[str, Any]:
+    """The paper's numbers."""
+    numbers: dict[str, Any] = json.loads((_HERE / "paper.json").read_text(encoding="utf-8"))
+    return numbers
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    tree: dict[str, Any] = yaml.safe_load((_HERE / name).read_text(encoding="utf-8"))
+    return tree

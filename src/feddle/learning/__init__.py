@@ -1,1 +1,0 @@
-"""Models, data sets, partitions, local training, objectives and evaluation."""

@@ -1,0 +1,107 @@
+"""The last update of every client, in memory or on disk."""
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from feddle.core.errors import FeddleError, StoppedError
+from feddle.methods.strategy import below
+
+
+class ClientCache:
+    """h_i, the last update of client i, zero until it first reports; and h̄ = 1/J Σ h_i over all J clients.
+
+    One vector a client that ever reported. If all J of them would take more than `limit` bytes, they live in a file in
+    `folder` that is mapped into memory, so that only what is in use takes room there.
+    """
+
+    def __init__(
+        self, clients: int, dimension: int, *, limit: int = 2**31, folder: Path | None = None, device: str = "cpu"
+    ) -> None:
+        self.clients = clients
+        self.dimension = dimension
+        self.device = device
+        self._last: dict[int, Tensor] = {}
+        self._sum = torch.zeros(dimension, dtype=torch.float64)  # of many updates that come and go
+        fits = 4 * clients * dimension <= limit
+        self._keep: Callable[[Tensor], Tensor] = torch.clone if fits else _FileRows(folder, clients, dimension)
+
+    def __getitem__(self, client: int) -> Tensor:
+        last = self._last.get(client)
+        return torch.zeros(self.dimension, device=self.device) if last is None else last.to(self.device)
+
+    def mean(self) -> Tensor:
+        """h̄ (d,), over all clients, also those that have not reported."""
+        return (self._sum / self.clients).float().to(self.device)
+
+    def put(self, client: int, update: Tensor) -> None:
+        """Replace a client's last update."""
+        update, before = update.cpu(), self[client].cpu()
+        if client not in self._last and len(self._last) >= self.clients:
+            raise FeddleError(f"client {client} is one more than the {self.clients} clients that the cache is for")
+        self._last[client] = self._keep(update)  # never changed in place: what was read or saved before stays
+        self._sum += update.double() - before.double()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The last updates, which are not copied, and their sum."""
+        return {**{f"last.{client}": update for client, update in self._last.items()}, "sum": self._sum.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state."""
+        self._last = {int(client): self._keep(update) for client, update in below("last.", state).items()}
+        self._sum = state["sum"].clone()
+
+
+class _FileRows:
+    """Keeps updates as rows of a sparse file: those that were never written take no room.
+
+    They are read through a mapping, but written with a call: a full disk is then an error, not a signal that ends the
+    process. A row is free again when nobody holds the tensor that was read from it.
+    """
+
+    def __init__(self, folder: Path | None, clients: int, dimension: int) -> None:
+        self._row_bytes = 4 * dimension
+        size = f"{clients * self._row_bytes / 1e6:,.3g} MB"
+        self._where = f"the last updates of {clients} clients ({size})"
+        if folder is None:
+            raise FeddleError(f"{self._where} take more than the limit; raise it, or name a scratch folder for them")
+        file = folder / "client-updates.f32"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            file.unlink()  # the descriptor keeps it; it is gone with the run, however that ends
+            rows = 2 * clients + 1  # all may be held twice, by a state that is being saved, and one is being replaced
+            os.ftruncate(self._descriptor, rows * self._row_bytes)
+            with os.fdopen(os.dup(self._descriptor), "rb+") as mapped:
+                self._mapping = np.memmap(mapped, dtype=np.float32, mode="r+", shape=(rows, dimension))
+        except OSError as error:
+            raise FeddleError(f"no room for {self._where} in {folder}: {error.strerror}") from error
+        self._used = 0
+        self._free: list[int] = []  # of the rows that were used
+
+    def __call__(self, update: Tensor) -> Tensor:
+        """The update, on disk."""
+        row = self._free.pop() if self._free else self._used
+        self._write(row, update)
+        self._used = max(self._used, row + 1)
+        kept = torch.from_numpy(self._mapping[row])
+        weakref.finalize(kept, self._free.append, row)
+        return kept
+
+    def _write(self, row: int, update: Tensor) -> None:
+        content = update.contiguous().numpy().tobytes()
+        try:
+            done = 0
+            while done < len(content):
+                done += os.pwrite(self._descriptor, content[done:], row * self._row_bytes + done)
+        except OSError as error:
+            raise StoppedError(f"no room left for {self._where}: {error.strerror}") from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)

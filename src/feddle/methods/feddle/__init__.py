@@ -1,0 +1,1 @@
+"""Feddle: anchors, fallback, search."""

@@ -1,0 +1,235 @@
+"""Classifiers of the transformers library, whole or with peft's adapters, from a folder on this machine."""
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from feddle.core.errors import FeddleError
+from feddle.data.readers.decoders import Unusable
+from feddle.models.checkpoints import read_checkpoint
+from feddle.models.pretrained import Standardise
+from feddle.models.timm_vit import config_of_timm, is_timm, state_from_timm
+
+_QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
+_UNUSED = "mask_token"  # of pretraining; a checkpoint may come without it
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no hub, and no code out of a folder
+_HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] as they are
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """What peft adds to a frozen model: products BA of the given rank, scaled by alpha/rank."""
+
+    rank: int = 4
+    alpha: float = 8.0
+    dropout: float = 0.0
+    targets: Sequence[str] | str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Classifier(nn.Module):
+    """A transformers classifier that takes a batch as any model does: images (n, C, H, W), or token ids (n, length)."""
+
+    def __init__(self, model: nn.Module, *, inputs: nn.Module | None, padding: int | None, resized: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs  # for images; None for text
+        self.padding = padding
+        self.extra: dict[str, Any] = {"interpolate_pos_encoding": True} if resized else {}
+
+    def forward(self, batch: Tensor) -> Tensor:
+        """A batch to logits (n, classes)."""
+        kind = type(self.model).__name__
+        if self.inputs is None:
+            if batch.is_floating_point():
+                raise FeddleError(
+                    f"{kind} reads text: it takes token ids (n, length), got numbers like those of images"
+                )
+            mask = None if self.padding is None else (batch != self.padding).long()
+            outputs = self.model(input_ids=batch, attention_mask=mask)
+        else:
+            outputs = self.model(pixel_values=self.inputs(batch), **self.extra)
+        logits: Tensor = outputs.logits
+        return logits
+
+
+def load_classifier(
+    folder: Path, classes: int, adapters: Adapters | None = None, *, image_size: int | None = None, channels: int = 3
+) -> Classifier:
+    """The classifier in a folder, with a new head; with adapters, all but they and the head is frozen.
+
+    The folder holds config.json and safetensors, in Hugging Face's layout or, for a ViT, in timm's.
+    """
+    transformers = _import("transformers")
+    settings = _read_config(folder)
+    with _silent(transformers), _telling(folder):
+        model, told = _load(transformers, folder, settings, classes)
+    fresh = _check(model, told, folder)
+    if adapters is not None:
+        _add_adapters(model, adapters, fresh, folder)
+    if type(model.config) not in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
+        return Classifier(model, inputs=None, padding=getattr(model.config, "pad_token_id", None), resized=False)
+    expected = getattr(model.config, "num_channels", 3)
+    if channels != expected:
+        raise FeddleError(f"the model in {folder} takes {expected} channels, got {channels}; set data.channels")
+    resizable = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+    resized = resizable and image_size not in (None, getattr(model.config, "image_size", None))
+    return Classifier(model, inputs=Standardise(*_mean_and_deviation(folder, settings)), padding=None, resized=resized)
+
+
+def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes: int) -> tuple[Any, Any]:
+    """A transformers classifier with the folder's weights and a fresh head; and what is to be told of the loading."""
+    if is_timm(settings):
+        state = read_checkpoint(folder / "model.safetensors")
+        config = transformers.ViTConfig(**config_of_timm(state, settings), num_labels=classes)
+        model, told = _from_pretrained(transformers.ViTForImageClassification, None, config, state_from_timm(state))
+    else:
+        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL, num_labels=classes)
+        images = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+        kind = "ImageClassification" if images else "SequenceClassification"
+        model, told = _from_pretrained(getattr(transformers, f"AutoModelFor{kind}"), folder, config, None)
+    for _, module in _outside_base(model):  # a head that came with the weights is of another task
+        model._init_weights(module)
+    return model, told
+
+
+def _check(model: Any, told: Mapping[str, Any], folder: Path) -> set[str]:
+    """Refuse weights that do not fit; the names of those in the base that were not there and may be so: a pooler's."""
+    base = f"{model.base_model_prefix}."
+    if not any(name.startswith(base) for name, _ in model.named_parameters()):
+        raise FeddleError(f"the model in {folder} cannot be told from its head: it has no part called {base[:-1]}")
+    missing = {n for n in _names(told, "missing_keys") if n.startswith(base) and not n.endswith(_UNUSED)}
+    fresh = {n for n in missing if ".pooler." in n}
+    wrong = sorted((missing - fresh) | {n for n in _names(told, "mismatched_keys") if n.startswith(base)})
+    if wrong:
+        raise FeddleError(
+            f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or has another shape"
+        )
+    return fresh
+
+
+def _outside_base(model: Any) -> list[tuple[str, nn.Module]]:
+    base = f"{model.base_model_prefix}."
+    return [(name, module) for name, module in model.named_modules() if name and not f"{name}.".startswith(base)]
+
+
+def _from_pretrained(
+    kind: Any, folder: Path | None, config: Any, state: Mapping[str, Tensor] | None
+) -> tuple[Any, Any]:
+    return kind.from_pretrained(  # type: ignore[no-any-return]
+        folder,
+        config=config,
+        state_dict=state,
+        ignore_mismatched_sizes=True,  # of the head; the rest is checked by who calls
+        output_loading_info=True,
+        dtype=torch.float32,
+        use_safetensors=True,  # never a pickle
+        **_LOCAL,
+    )
+
+
+def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path) -> None:
+    """Freeze the model, put adapters into it, and leave the head trainable, with what the weights did not hold."""
+    peft = _import("peft")
+    targets = adapters.targets if adapters.targets is not None else _query_and_value(model, folder)
+    # the head is trained itself
+    options = {"exclude_modules": [name for name, _ in _outside_base(model)], **adapters.options}
+    try:
+        config = peft.LoraConfig(
+            r=adapters.rank,
+            lora_alpha=adapters.alpha,
+            lora_dropout=adapters.dropout,
+            target_modules=targets if isinstance(targets, str) else list(targets),
+            **options,
+        )
+        peft.inject_adapter_in_model(config, model)
+    except (TypeError, ValueError) as error:
+        raise FeddleError(f"model.lora does not fit the model in {folder}: {str(error).splitlines()[0]}") from error
+    base = f"{model.base_model_prefix}."
+    for name, parameter in model.named_parameters():
+        if not name.startswith(base) or name.replace(".base_layer", "") in fresh:
+            parameter.requires_grad_(True)
+
+
+def _query_and_value(model: nn.Module, folder: Path) -> list[str]:
+    """The names that attention's query and value go by in this model."""
+    ends = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    found = [name for name in _QUERY_AND_VALUE if name in ends]
+    if not found:
+        raise FeddleError(
+            f"the model in {folder} has no layers called query and value; name others with model.lora.target_modules, "
+            f"such as {', '.join(sorted(ends)[:4])}"
+        )
+    return found
+
+
+def _mean_and_deviation(folder: Path, settings: Mapping[str, Any]) -> tuple[Sequence[float], Sequence[float]]:
+    """Of the images that the weights were trained on; as ViT's, if the folder does not say."""
+    told = settings.get("pretrained_cfg", settings)
+    if (folder / "preprocessor_config.json").is_file():
+        told = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    mean, deviation = told.get("image_mean", told.get("mean")), told.get("image_std", told.get("std"))
+    return mean or _HALVES, deviation or _HALVES
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FeddleError(
+            f"there is no {file}; model.path names a folder with config.json and safetensors, as transformers saves"
+        ) from error
+    except ValueError as error:
+        raise FeddleError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise FeddleError(f"{file} must hold a table of settings, got {type(settings).__name__}")
+    return settings
+
+
+def _names(told: Mapping[str, Any], which: str) -> set[str]:
+    return {entry if isinstance(entry, str) else str(entry[0]) for entry in told[which]}
+
+
+def _import(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise FeddleError(f"model: transformers needs {name}; pip install 'feddle[transformers]'") from error
+
+
+@contextmanager
+def _telling(folder: Path) -> Iterator[None]:
+    """Whatever the library finds wrong with a folder, in one line."""
+    try:
+        yield
+    except FeddleError:
+        raise
+    except Unusable as error:
+        raise FeddleError(f"the weights in {folder} are of no use: {error}") from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FeddleError(f"transformers cannot load the model in {folder}: {reason}") from error
+
+
+@contextmanager
+def _silent(transformers: Any) -> Iterator[None]:
+    """Keep the library's bars and reports off the terminal; what matters in them is checked."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

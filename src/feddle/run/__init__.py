@@ -1,0 +1,1 @@
+"""A run: plan, problem, rounds, folder, checkpoint."""

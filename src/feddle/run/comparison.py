@@ -1,0 +1,60 @@
+"""Several methods side by side: what was asked for, kept so that a comparison that was stopped can be finished."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from feddle.core.durable import sync_folder, write_whole
+from feddle.core.errors import FeddleError, StoppedError
+from feddle.run.folder import RunFolder, check_free, resume_run, run_config
+from feddle.run.load import parse_config, read_yaml
+from feddle.run.plan import Config
+from feddle.run.run import Listener
+
+_RECORD = "compare.yaml"
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether a folder holds a comparison."""
+    return (path / _RECORD).is_file()
+
+
+def begin_comparison(path: Path, configs: Mapping[str, Config]) -> None:
+    """Keep what is to be run, each in a folder of its name."""
+    if is_comparison(path):
+        raise FeddleError(
+            f"{path} already holds a comparison; name another folder with --out, remove it, "
+            f"or go on with it if it was stopped: feddle resume {path}"
+        )
+    for name in configs:
+        check_free(path / name)
+    trees = {name: config.model_dump(mode="json") for name, config in configs.items()}
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_whole(path / _RECORD, yaml.safe_dump(trees, sort_keys=False, allow_unicode=True).encode())
+        sync_folder(path)
+    except OSError as error:
+        raise StoppedError(f"cannot write to {path}: {error.strerror}; name another folder with --out") from error
+
+
+def comparison(path: Path) -> dict[str, Config]:
+    """What is to be run, in order."""
+    trees = read_yaml(path / _RECORD)
+    if not trees or not all(isinstance(tree, dict) for tree in trees.values()):
+        raise FeddleError(f"{path / _RECORD} has been changed: expected a config for each method; compare anew")
+    return {str(name): parse_config(tree) for name, tree in trees.items()}
+
+
+def run_or_resume(config: Config, path: Path, listener: Listener, *, quiet: bool) -> None:
+    """Run a config into its folder; what is finished stays, and what was stopped goes on."""
+    if (path / "config.yaml").is_file():
+        resume_run(path, listener, quiet=quiet)
+    else:
+        run_config(config, path, listener, quiet=quiet)
+
+
+def done_rounds(path: Path) -> int:
+    """How many rounds of a run need not be done again."""
+    folder = RunFolder(path)
+    return folder.config().rounds if folder.is_finished() else folder.saved_rounds()

@@ -1,0 +1,275 @@
+"""The run folder: config, history, result, model and checkpoint on disk."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from filelock import FileLock, Timeout
+from safetensors.torch import save
+
+from feddle.core.durable import sync_file, sync_folder, write_whole
+from feddle.core.errors import FeddleError, StoppedError
+from feddle.run.checkpoint import Checkpoint, Pace
+from feddle.run.load import load_config, read_yaml
+from feddle.run.plan import Config, Plan
+from feddle.run.problem import build_federation
+from feddle.run.run import Course, Line, Listener, Run
+from feddle.version import __version__
+
+_FORMAT = 3  # of what is in a checkpoint: one more when a state's names or meanings change
+_PATIENCE = 1.0  # seconds; the workers of a run that was killed may hold its lock for a moment
+
+
+class RunFolder:
+    """Where a run is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.history = path / "history.jsonl"
+        self.checkpoint = Checkpoint(path / "checkpoint")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time may write to a run."""
+        lock = FileLock(self.checkpoint.folder / "lock")
+        with self._writing():
+            self.checkpoint.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=_PATIENCE)
+            except Timeout as error:
+                raise FeddleError(f"another process is running {self.path}; wait until it has ended") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def begin(self, config: Plan) -> None:
+        """Keep the config: from here on, the folder holds a run."""
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        self._replace("config.yaml", text.encode())
+
+    def config(self) -> Config:
+        """The config of the run that the folder holds."""
+        if not (self.path / "config.yaml").is_file():
+            inside = sorted(str(c.parent) for c in self.path.glob("*/config.yaml"))
+            raise FeddleError(
+                f"{self.path} holds no run (no config.yaml); "
+                + (f"name one of those in it: {', '.join(inside)}" if inside else "name a folder of `feddle run`")
+            )
+        if "federation" in read_yaml(self.path / "config.yaml"):
+            raise FeddleError(
+                f"{self.path} holds a real federation; to go on with it: feddle federation up --out {self.path}, "
+                "or `flwr run` with that folder as out"
+            )
+        return load_config(self.path / "config.yaml")
+
+    def append(self, line: Line) -> None:
+        """Add a round to the history."""
+        with self._writing(), self.history.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def save(self, run: Course, config: Plan) -> None:
+        """Make a checkpoint, between rounds."""
+        with self._writing():
+            sync_file(self.history)
+            sync_folder(self.path)
+            written = self.history.read_bytes()
+            facts = {
+                **_made_by(run, config),
+                "round": len(run.history),
+                "seconds": run.seconds,
+                "history": len(written),
+                "history_sha256": hashlib.sha256(written).hexdigest(),
+            }
+            self.checkpoint.save(run.state_dict(), facts)
+
+    def saved_rounds(self) -> int:
+        """How many rounds the last checkpoint holds."""
+        return int((self.checkpoint.facts() or {}).get("round", 0))
+
+    def restore(self, run: Course, config: Plan) -> None:
+        """Take a new run to the last checkpoint, if there is one, and cut the history back to it.
+
+        Nothing is changed before all of it has been checked.
+        """
+        facts = self.checkpoint.facts()
+        if facts is not None:
+            _check_made_by(facts, _made_by(run, config), self.path)
+            history = self._history_until(facts)
+            run.load_state_dict(self.checkpoint.state(), history, facts["seconds"])
+        with self._writing():
+            self.checkpoint.tidy()
+            (self.path / "result.json").unlink(missing_ok=True)  # of the stop: it would be shown while the run goes on
+            self.history.touch()
+            os.truncate(self.history, 0 if facts is None else facts["history"])
+
+    def _history_until(self, facts: Mapping[str, Any]) -> list[Line]:
+        """The lines that were there when a checkpoint was made."""
+        try:
+            written = self.history.read_bytes()[: facts["history"]]
+        except FileNotFoundError as error:
+            raise self._broken_history() from error
+        if hashlib.sha256(written).hexdigest() != facts["history_sha256"]:
+            raise self._broken_history()
+        return [json.loads(line) for line in written.decode().splitlines()]
+
+    def _broken_history(self) -> FeddleError:
+        return FeddleError(
+            f"{self.history} has been changed since the checkpoint, so the run cannot go on; "
+            f"remove {self.checkpoint.folder} to have it start from the beginning"
+        )
+
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end."""
+        try:
+            return bool(json.loads((self.path / "result.json").read_bytes())["finished"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return False
+
+    def finish(self, run: Course) -> None:
+        """Keep the model, then the result, which says that the run is finished: the checkpoint is not needed now."""
+        with self._writing():
+            sync_file(self.history)
+        self._keep_model(run)
+        self._keep_result(run.result)
+        self.checkpoint.clear()
+
+    def keep(self, run: Course) -> None:
+        """Keep what a run that was stopped has come to."""
+        self._keep_result({**run.result, "finished": False})
+        self._keep_model(run)
+
+    def _keep_result(self, result: Mapping[str, Any]) -> None:
+        self._replace("result.json", (json.dumps(result, indent=2) + "\n").encode())
+
+    def _keep_model(self, run: Course) -> None:
+        state = run.federation.model.state_dict()
+        self._replace("model.safetensors", save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
+
+    def _replace(self, name: str, content: bytes) -> None:
+        with self._writing():
+            write_whole(self.path / name, content)
+            sync_folder(self.path)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = "" if (self.path / "config.yaml").exists() else "; name another folder with --out"
+            raise StoppedError(f"cannot write to {self.path}: {error.strerror}{remedy}") from error
+
+
+def _made_by(run: Course, config: Plan) -> dict[str, Any]:
+    """What must be the same for a run to go on with the same bits; the number of workers does not matter."""
+    tree = config.model_dump(mode="json", exclude={"workers"})
+    return {
+        "format": _FORMAT,
+        "feddle": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "device": run.device,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "config": hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest(),
+        "data": run.federation.digest,
+    }
+
+
+def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> None:
+    for name in (
+        "format",
+        "feddle",
+        "torch",
+        "numpy",
+        "device",
+        "cpu",
+    ):  # first: with another feddle, the same file may mean more
+        if facts.get(name) != made[name]:
+            raise FeddleError(
+                f"the checkpoint in {path} was made with {name} {facts.get(name)}, this is {made[name]}; "
+                "go on with what it was made with, or start a new run"
+            )
+    if facts.get("config") != made["config"]:
+        raise FeddleError(
+            f"{path / 'config.yaml'} has been changed since the checkpoint, so the run cannot go on; "
+            "undo the change, or start a new run with it: feddle run"
+        )
+    if facts.get("data", made["data"]) != made["data"]:
+        raise FeddleError(
+            f"the data has other labels or clients than when the checkpoint in {path} was made; "
+            "undo the change, or start a new run with it: feddle run"
+        )
+
+
+def check_free(path: Path) -> None:
+    """Refuse a path that cannot become a run folder, before anything is computed for it."""
+    if path.exists() and not path.is_dir():
+        raise FeddleError(f"{path} is a file; name another folder with --out")
+    if any(
+        (path / name).exists() for name in ("config.yaml", "history.jsonl", "result.json", "checkpoint/manifest.json")
+    ):
+        raise FeddleError(
+            f"{path} already holds a run; name another folder with --out, remove it, "
+            f"or go on with it if it was stopped: feddle resume {path}"
+        )
+
+
+def run_config(config: Config, out: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run:
+    """Run a config into a new folder; whatever ends the run, what was done until then is kept."""
+    check_free(out)
+    run = Run(config, build_federation(config, quiet=quiet), scratch=out)
+    folder = RunFolder(out)
+    with folder.locked():
+        check_free(out)  # another process may have been faster
+        folder.begin(config)
+        go_on(run, config, folder, listener)
+    return run
+
+
+def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run | None:
+    """Go on with a run that was stopped, from its last checkpoint; None if it is finished."""
+    folder = RunFolder(path)
+    config = folder.config()
+    if folder.is_finished() and not folder.checkpoint.folder.exists():
+        return None
+    with folder.locked():
+        if folder.is_finished():  # a kill just then may have left its checkpoint
+            folder.checkpoint.clear()
+            return None
+        run = Run(config, build_federation(config, quiet=quiet), scratch=path)
+        folder.restore(run, config)
+        go_on(run, config, folder, listener)
+    return run
+
+
+def go_on(run: Run, config: Config, folder: RunFolder, listener: Listener | None) -> None:
+    """Run to the end in a folder that is locked, with checkpoints on the way."""
+    go_to_the_end(run, config, folder, Pace(config.checkpoint.every), listener)
+
+
+def go_to_the_end(run: Course, config: Plan, folder: RunFolder, pace: Pace, listener: Listener | None) -> None:
+    """The same at any pace, wherever the clients are."""
+
+    def record(line: Line) -> None:
+        folder.append(line)
+        if line["round"] < config.rounds and pace.due(line["round"]):
+            with pace.making():
+                folder.save(run, config)
+        if listener is not None:
+            listener(line)
+
+    try:
+        run.go(record)
+        folder.finish(run)
+    except BaseException:
+        if not folder.is_finished():  # a stop while the checkpoint is removed does not unfinish it
+            with suppress(FeddleError):  # what ended the run is to be told, not that the disk is still full
+                folder.keep(run)
+        raise

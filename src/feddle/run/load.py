@@ -1,0 +1,157 @@
+"""Reading configs from YAML files and the command line."""
+
+import difflib
+import reprlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from feddle.core.errors import FeddleError
+from feddle.run.plan import Config
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """The config in a YAML file, with dotted overrides such as `method.atlas_size=20` laid over it."""
+    return parse_config(read_yaml(path), overrides, source=str(path))
+
+
+def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> Config:
+    """Check a config's tree; an error names the file, the key and the remedy in one line."""
+    for override in overrides:
+        tree = _override(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise FeddleError(f"{source}: {one_line(explain(error, tree))}") from error
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise FeddleError(f"no config file {path}{_suggest(path)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FeddleError(f"cannot read the config file {path}: {one_line(str(error))}") from error
+    except yaml.YAMLError as error:
+        raise FeddleError(f"{path} is not valid YAML: {_yaml_problem(error)}") from error
+    if not isinstance(tree, dict | None):
+        raise FeddleError(f"{path} must hold keys and values (rounds: 200), got {type(tree).__name__}")
+    return tree or {}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that is given twice is an error: else the last would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) < len(node.value):
+            keys = [key.value for key, _ in node.value]
+            twice = next((k for i, k in enumerate(keys) if k in keys[:i]), keys[-1])
+            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} is given twice", problem_mark=node.start_mark)
+        return mapping
+
+
+def holds_simulation(run: Path) -> bool:
+    """Whether a run folder is that of a simulation: the config of a real federation has rules of its own."""
+    return (run / "config.yaml").exists() and "federation" not in read_yaml(run / "config.yaml")
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text; whatever is wrong with it is a YAMLError."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+    except (ValueError, RecursionError, OverflowError) as error:  # a date that does not exist, a thousand brackets
+        raise yaml.YAMLError(str(error)) from error
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    where = f" at line {mark.line + 1}" if mark else ""
+    return one_line(str(problem or str(error).splitlines()[0])) + where
+
+
+def _suggest(path: Path) -> str:
+    folder = path.parent
+    names = [p.name for p in folder.glob("*.yaml")] if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {folder / near[0]}?" if near else ""
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """The dotted key and the value of KEY=VALUE."""
+    key, equals, text = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise FeddleError(f"an override is KEY=VALUE, such as method.atlas_size=20, got {override!r}")
+    try:
+        return key, parse_yaml(text)
+    except yaml.YAMLError as error:
+        raise FeddleError(f"the value of {key} is not valid YAML: {_yaml_problem(error)}") from error
+
+
+def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    key, value = parse_override(override)
+    return with_value(tree, key.split("."), value)
+
+
+def with_value(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy of the tree with one value set; a bare name on the way becomes that choice with its defaults."""
+    first, *rest = path
+    if not rest:
+        return {**tree, first: value}
+    below = tree.get(first)
+    below = {"name": below} if isinstance(below, str) else below
+    return {**tree, first: with_value(below if isinstance(below, dict) else {}, rest, value)}
+
+
+def explain(error: ValidationError, tree: dict[str, Any]) -> str:
+    """The first problem as one line: key, what was expected, what came; and how many more there are."""
+    problems = error.errors()
+    first, more = problems[0], len(problems) - 1
+    keys = _keys(first["loc"], tree)
+    where = ".".join([*keys, str(first["loc"][-1])] if first["type"] == "missing" else keys)
+    return (f"{where}: " if where else "") + _problem(first) + (f" (and {more} more)" if more else "")
+
+
+def _keys(loc: tuple[int | str, ...], tree: Any) -> list[str]:
+    """The keys as the user wrote them: pydantic also names the chosen member of a union, which is no key."""
+    keys = []
+    for step in loc:
+        if isinstance(tree, dict) and step not in tree:
+            continue
+        keys.append(str(step))
+        tree = tree.get(step) if isinstance(tree, dict) else None
+    return keys
+
+
+def _problem(problem: ErrorDetails) -> str:
+    if problem["type"] == "union_tag_invalid":
+        context = problem["ctx"]
+        expected = context["expected_tags"].replace("'", "").split(", ")
+        near = difflib.get_close_matches(context["tag"], expected, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(expected)}"
+        return f"unknown name {context['tag']!r}; {hint}"
+    message = problem["msg"].removeprefix("Value error, ")
+    came = "" if problem["type"] in ("value_error", "missing") else f", got {_shown(problem['input'])}"
+    return message[0].lower() + message[1:] + came
+
+
+_BRIEF = reprlib.Repr()  # aliases in YAML can name each other until a value written out fills the memory
+_BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother = 2, 80, 80
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _BRIEF.repr(value)
+    except ValueError:  # Python writes out no number of more than 4300 digits
+        return "a number of thousands of digits"
+
+
+def one_line(text: str, longest: int = 500) -> str:
+    """The text on one line that any terminal can show."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"

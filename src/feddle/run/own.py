@@ -1,0 +1,45 @@
+"""A config for data of your own, from nothing but its path."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from feddle.data.kinds import kind_of
+from feddle.run.load import parse_config, read_yaml
+from feddle.run.plan import Config, Data
+
+IMAGES_A_CLIENT = 50  # where the data has no clients of its own, and nobody said how many there are
+MOST_CLIENTS, PER_ROUND = 500, 10
+
+
+def config_for(data: Path, file: Path | None, overrides: Sequence[str]) -> tuple[Config, str]:
+    """The config of a file with this data in the place of its own, or one made for the data; and a line about it."""
+    tree = {} if file is None else read_yaml(file)
+    source = str(file or data)
+    config = parse_config(_with_data(tree, data), overrides, source=source)
+    clients, line = _look(config.data)
+    if file is None:
+        suited = {"clients": {"count": clients, "per_round": min(PER_ROUND, clients)}}
+        config = parse_config(_with_data(suited, data), overrides, source=source)
+    return config, line
+
+
+def _with_data(tree: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The tree with the data's name and whole path, so that the run can be resumed from any folder."""
+    said = tree.get("data")
+    rest = {key: value for key, value in said.items() if key != "folder"} if isinstance(said, dict) else {}
+    return {**tree, "data": {**rest, "name": kind_of(path), "path": str(path.resolve())}}
+
+
+def _look(data: Data) -> tuple[int, str]:
+    """How many clients the data has or suits, and what it holds in a line."""
+    from feddle.run.data import is_natural, open_data  # torch: a wrong path is told before it is imported
+
+    collection = open_data(data)
+    train, test = collection.train, collection.test
+    count = len(train) + (0 if test is None else len(test))
+    held = f"{count:,} images of {collection.classes} classes"
+    if train.owners is not None and is_natural(data, collection):
+        clients = len(set(train.owners.tolist()))
+        return clients, f"{collection.name}: {held}, {clients:,} clients of its own"
+    return max(2, min(MOST_CLIENTS, len(train) // IMAGES_A_CLIENT)), f"{collection.name}: {held}, no clients of its own"

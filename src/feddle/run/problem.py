@@ -1,0 +1,131 @@
+"""From a config to a model and the data that it meets."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from feddle.core.errors import FeddleError
+from feddle.core.seeds import numpy_generator, seed_for
+from feddle.data.augmentation import Augment, crop_flip
+from feddle.data.collection import Collection, Labelled, validation_split
+from feddle.data.examples import Examples, Images, Selection
+from feddle.data.partition import Partition, add_label_noise, server_split
+from feddle.data.pictures import PictureExamples
+from feddle.run import plan as cfg
+from feddle.run.data import build_collection, build_examples, build_partition, is_outside, open_data
+from feddle.run.models import build_model
+from feddle.training.train import Loss
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A model and the data that it meets: the clients', the server's, and what measures accuracy."""
+
+    model: nn.Module
+    clients: Sequence[Examples]
+    sizes: Tensor
+    server: Examples | None
+    test: Examples | None
+    loss: Loss = F.cross_entropy
+    out_of_domain: str | None = None  # the data set that the server's examples come from, if not the clients'
+    server_classes: int | None = None  # of the server's labels, if they are not the clients'
+    samples_per_round: int | None = None  # how many of the server's examples a round uses at most
+    witness: Examples | None = None  # in-domain examples that only diagnostics look at
+    augment: Augment | None = None  # how clients change their training inputs, anew each time
+    digest: str | None = None  # of labels and partition, where a stopped run may meet other data when it goes on
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionedClients(Sequence[Examples]):
+    """The clients' shares of one data set, cut when asked for."""
+
+    examples: Examples
+    partition: Partition
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    def __getitem__(self, client: int) -> Examples:  # type: ignore[override]  # no slices of clients
+        return Selection(self.examples, self.partition[client])
+
+
+def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
+    """Load, split and partition the data, and initialise the model."""
+    data, seed = config.data, config.seed
+    collection = build_collection(config, quiet=quiet)
+    validation: Labelled | None = None
+    if data.validation:
+        collection, validation = validation_split(collection, data.validation, seed_for(seed, "validation split"))
+    train, held_out = collection.train, collection.test
+    assert held_out is not None
+    outside, own = is_outside(data), collection.server
+    samples = min(1000, len(held_out) // 2) if data.server.samples is None else data.server.samples
+    taken = 0 if outside or own is not None else samples
+    server, test = server_split(len(held_out), taken, seed_for(seed, "server split"))
+    partition = build_partition(config, train)
+    labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
+    measured = build_examples(held_out, held_out.labels, data, collection.name)
+    federation = Federation(
+        build_model(config, collection.classes, quiet=quiet),
+        PartitionedClients(build_examples(train, labels, data, collection.name), partition),
+        partition.sizes,
+        _server_share(measured, server, config, collection.classes) if len(server) else None,
+        Selection(measured, test)
+        if validation is None
+        else build_examples(validation, validation.labels, data, collection.name),
+        samples_per_round=data.server.samples_per_round,
+        augment=crop_flip if data.augmentation == "crop-flip" else None,
+        digest=_digest(train.labels, partition.order, partition.offsets, held_out.labels),
+    )
+    if outside:
+        return _guided_from_outside(federation, config, quiet)
+    if own is None:
+        return federation
+    return replace(federation, server=_drawn(own, config, collection))
+
+
+def _guided_from_outside(federation: Federation, config: cfg.Config, quiet: bool) -> Federation:
+    """The same federation, with training images of another data set at the server; they stay as they are on disk."""
+    collection = open_data(config.data.server, quiet=quiet)
+    return replace(
+        federation,
+        server=_drawn(collection.train, config, collection),
+        out_of_domain=collection.name,
+        server_classes=collection.classes,
+        witness=federation.test,
+    )
+
+
+def _drawn(rows: Labelled, config: cfg.Config, collection: Collection) -> Examples:
+    """As many of the rows as a config asks for, all by default, as what the server holds."""
+    data, count = config.data, len(rows)
+    samples = count if data.server.samples is None else data.server.samples
+    if is_outside(data):  # a copy of ImageNet may hold less than all of it
+        samples = min(samples, count)
+    if not 0 < samples <= count:
+        raise FeddleError(
+            f"data.server.samples must be from 1 to the {count} images of {collection.name}, got {samples}"
+        )
+    share = torch.from_numpy(numpy_generator(seed_for(config.seed, "server split")).permutation(count)[:samples])
+    if not isinstance(rows.images, Tensor):  # so that what is kept of them is of those that are used
+        rows, share = rows.select(share), torch.arange(samples)
+    examples = build_examples(rows, rows.labels, data, collection.name, lazily=True)
+    return _server_share(examples, share, config, collection.classes)
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{len(tensor)} ".encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _server_share(images: Images | PictureExamples, share: Tensor, config: cfg.Config, classes: int) -> Examples:
+    """What the server holds of the images, with the noise of its labels; the pixels are not copied."""
+    labels, noise = images.labels.clone(), config.data.server.label_noise
+    labels[share] = add_label_noise(labels[share], noise, classes, seed_for(config.seed, "server label noise"))
+    return Selection(replace(images, labels=labels), share)

@@ -1,1 +1,0 @@
-"""One small class for each method."""

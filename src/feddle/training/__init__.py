@@ -1,0 +1,1 @@
+"""Local training, objectives and the server's workbench."""

@@ -1,0 +1,1 @@
+"""Faster pooling and optimisers than torch's own, with the same results."""

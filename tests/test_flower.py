@@ -54,18 +54,18 @@ from feddle.core.seeds import global_seed, seed_for
 from feddle.data.examples import as_examples
 from feddle.flower.app_folder import APP
 from feddle.flower.certificates import Certificates
-from feddle.flower.client import train_job
 from feddle.flower.local import LocalFederation
-from feddle.flower.network import Clock
 from feddle.flower.plan import make_plan
-from feddle.flower.pulls import Pulls
 from feddle.flower.replay import replay
 from feddle.flower.run import FederationRun, at_the_server, run_in_folder
 from feddle.flower.strategy import Feddle
-from feddle.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
 from feddle.run.build import Parts
 from feddle.run.folder import RunFolder
 from feddle.run.run import build_server
+from feddle.runtimes.flower.client import train_job
+from feddle.runtimes.flower.network import Clock
+from feddle.runtimes.flower.pulls import Pulls
+from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
 from feddle.training.train import Recipe
 from federation.client_data import share
 from federation.model import make_model
@@ -455,7 +455,7 @@ def test_a_reply_that_comes_slowly_holds_up_nobody(monkeypatch: pytest.MonkeyPat
 
 ENDLESS = """
 import time
-from feddle.flower.pulls import Pulls
+from feddle.runtimes.flower.pulls import Pulls
 
 class Endless:
     def pull_messages(self, ids):
@@ -571,7 +571,7 @@ def test_what_the_superlink_says_in_a_nodes_stead_ends_its_job() -> None:
 
 def test_nodes_that_are_turned_away_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("feddle.flower.network.log", lambda _, text, *values: told.append(text % values))
+    monkeypatch.setattr("feddle.runtimes.flower.network.log", lambda _, text, *values: told.append(text % values))
     run = federate(honest, nodes=lambda now: NODES if now < 20 else NODES[:1], clients={"count": 2, "per_round": 1})
     assert run.status["turned_away"] == 1
     away = [line for line in told if "too many nodes" in line]
@@ -675,7 +675,7 @@ def test_a_client_with_another_model_says_so() -> None:
 
 
 def test_a_client_imports_little() -> None:
-    code = "import sys, feddle.flower.client; print([m for m in sys.modules if m.startswith('feddle.run.')])"
+    code = "import sys, feddle.runtimes.flower.client; print([m for m in sys.modules if m.startswith('feddle.run.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -11,7 +11,6 @@ import click
 
 from feddle.cli.federation_display import FederationDisplay
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.run.load import holds_simulation, parse_override
 
 if TYPE_CHECKING:
     from feddle.flower.local import LocalFederation
@@ -102,6 +101,8 @@ def _last_words(log: str) -> str:
 
 
 def _settings(overrides: tuple[str, ...]) -> dict[str, Any]:
+    from feddle.run.load import parse_override
+
     settings = dict(map(parse_override, overrides))
     if "out" in settings:
         raise FeddleError("the run folder is named with --out, not with -o out")
@@ -126,6 +127,8 @@ def _show(out: Path) -> None:
 @folder_argument
 def watch(folder: Path) -> None:
     """Watch the federation whose run folder is DIR: nodes, versions, staleness, accuracy."""
+    from feddle.run.load import holds_simulation
+
     if not folder.is_dir():
         raise FeddleError(f"{folder}: expected the run folder of a federation, but there is no such folder")
     if holds_simulation(folder):

@@ -19,12 +19,10 @@ from feddle.cli.reports import report, show_runs
 from feddle.cli.reproduce import reproduce, track_option
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.data.kinds import ENDINGS, KINDS
-from feddle.methods.options import AnyMethod
-from feddle.run import plan as cfg
-from feddle.run.load import load_config
 from feddle.version import __version__
 
 if TYPE_CHECKING:
+    from feddle.run.plan import Config
     from feddle.run.trackers import TrackerName
 
 # torch takes a second or two to import: commands that do without it answer at once
@@ -130,7 +128,7 @@ def compare(
     _compare_all(configs, out, quiet=quiet)
 
 
-def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, quiet: bool) -> tuple[cfg.Config, str]:
+def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, quiet: bool) -> "tuple[Config, str]":
     """The config of a file, of data of your own, or of both; and a name for the run."""
     if data is not None:
         from feddle.run.own import config_for
@@ -143,6 +141,8 @@ def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, qui
         raise click.UsageError("name a CONFIG (a YAML file), or data of your own with --data")
     if file.is_dir() or file.suffix.lower() in ENDINGS:
         raise FeddleError(f"{file} is no config file; if it is data of your own, name it with --data {file}")
+    from feddle.run.load import load_config
+
     return load_config(file, overrides), file.stem
 
 
@@ -157,7 +157,7 @@ def _new_folder(name: str) -> Path:
     return next(root / n for n in names if not (root / n).exists())
 
 
-def _compare_all(configs: Mapping[str, cfg.Config], out: Path, *, quiet: bool) -> None:
+def _compare_all(configs: "Mapping[str, Config]", out: Path, *, quiet: bool) -> None:
     """Run what is not finished of a comparison, one after the other, then show all of it."""
     from feddle.run.comparison import done_rounds, run_or_resume
 
@@ -195,7 +195,7 @@ def resume(folder: Path, quiet: bool) -> None:
     show_runs([folder], folder / "report.html")
 
 
-def _fetch(config: cfg.Config, *, quiet: bool) -> None:
+def _fetch(config: "Config", *, quiet: bool) -> None:
     """Get data and weights before the display starts, since a download shows progress of its own."""
     from feddle.data.datasets import fetch
     from feddle.data.official import NAMES
@@ -225,6 +225,8 @@ def _telling_how_to_resume(folder: Path, kept: Path | None = None) -> Iterator[N
 @app.command()
 def methods() -> None:
     """List the methods."""
+    from feddle.methods.options import AnyMethod
+
     table = Table("method", "what it does", box=None, pad_edge=False)
     for member in get_args(AnyMethod):
         table.add_row(member.model_fields["name"].default, member.__doc__)
@@ -235,9 +237,10 @@ def methods() -> None:
 @click.option("--markdown", is_flag=True, help="A reference for people instead.")
 def schema(markdown: bool) -> None:
     """Print the JSON Schema of a config file, for editors."""
+    from feddle.run.plan import Config
     from feddle.run.reference import reference
 
-    click.echo(reference() if markdown else json.dumps(cfg.Config.model_json_schema(), indent=2))
+    click.echo(reference() if markdown else json.dumps(Config.model_json_schema(), indent=2))
 
 
 @app.group()

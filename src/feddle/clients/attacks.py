@@ -1,16 +1,107 @@
-"""Clients that send well-formed poison; each attack is client work, so workers and this process do it alike."""
+"""Clients that send well-formed but poisoned updates.
+
+An attack is client work, so that worker processes and the main process do it alike.
+"""
 
 from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Discriminator, Field
 from torch import Tensor
 
-from feddle.clients.work import Work
+from feddle.clients.private import Privacy, protected
+from feddle.clients.work import ClientWork, Work
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import numpy_generator, seed_for, torch_generator
+from feddle.options import Positive, Share, Strict, choice
 from feddle.training.train import Loss
+
+Attackers = Annotated[Share, Field(description="share of the clients that attack, drawn from the seed")]
+
+
+@dataclass(frozen=True, eq=False)
+class Honest:
+    """What an attack starts from: the clients' training, and their privacy."""
+
+    training: ClientWork
+    privacy: Privacy | None
+
+    @property
+    def work(self) -> Work:
+        """What honest clients do."""
+        return protected(self.training, self.privacy)
+
+
+class AttackOptions(Strict):
+    """Base of every attack's options, so that an error can name the attack that has a misplaced option."""
+
+
+class NoAttack(AttackOptions):
+    """Every client is honest."""
+
+    name: Literal["none"] = "none"
+
+
+class SignFlip(AttackOptions):
+    """Attackers send their update with its sign flipped."""
+
+    name: Literal["sign-flip"] = "sign-flip"
+    share: Attackers = 0.1
+    factor: Positive = Field(1.0, description="scale factor of the flipped update")
+
+    def poison(self, honest: Honest) -> Work:
+        """The attackers' work."""
+        return Scaled(honest.work, -self.factor)
+
+
+class Scale(AttackOptions):
+    """Attackers send their update scaled up."""
+
+    name: Literal["scale"] = "scale"
+    share: Attackers = 0.1
+    factor: Positive = Field(10.0, description="scale factor of the update")
+
+    def poison(self, honest: Honest) -> Work:
+        """The attackers' work."""
+        return Scaled(honest.work, self.factor)
+
+
+class RandomUpdate(AttackOptions):
+    """Attackers send a random direction with the norm of their honest update."""
+
+    name: Literal["random"] = "random"
+    share: Attackers = 0.1
+
+    def poison(self, honest: Honest) -> Work:
+        """The attackers' work."""
+        return RandomDirection(honest.work, honest.training.seed)
+
+
+class LabelFlip(AttackOptions):
+    """Attackers train on class C − 1 − y instead of y, so that their updates look honest."""
+
+    name: Literal["label-flip"] = "label-flip"
+    share: Attackers = 0.1
+
+    def poison(self, honest: Honest) -> Work:
+        """The attackers' work; it is protected like honest work."""
+        training = honest.training
+        return protected(replace(training, loss=FlippedLabels(training.loss)), honest.privacy)
+
+
+AnyAttack = NoAttack | SignFlip | Scale | RandomUpdate | LabelFlip
+Attack = Annotated[AnyAttack, Discriminator("name"), choice("none")]
+
+
+def client_work(training: ClientWork, attack: AnyAttack, privacy: Privacy | None, eligible: Tensor) -> Work:
+    """The work of all clients; an attacker who alters its update does so last, after any noise."""
+    honest = Honest(training, privacy)
+    if isinstance(attack, NoAttack):
+        return honest.work
+    return Mixed(honest.work, attack.poison(honest), draw_attackers(eligible, attack.share, training.seed))
 
 
 def draw_attackers(eligible: Tensor, share: float, seed: int) -> frozenset[int]:
@@ -34,7 +125,7 @@ class Mixed:
 
 @dataclass(frozen=True, eq=False)
 class Scaled:
-    """The honest update times `factor`; a negative one flips its sign."""
+    """The honest update times `factor`; a negative factor flips its sign."""
 
     honest: Work
     factor: float
@@ -47,13 +138,13 @@ class Scaled:
 
 @dataclass(frozen=True, eq=False)
 class RandomDirection:
-    """A direction drawn evenly from all, as long as the honest update."""
+    """A direction drawn uniformly, with the norm of the honest update."""
 
     honest: Work
     seed: int
 
     def __call__(self, job: Job, start: Weights) -> Update:
-        """Train, then keep nothing of it but the norm."""
+        """Train, then keep only the norm."""
         update = self.honest(job, start)
         generator = torch_generator(seed_for(self.seed, "attack", job.client, job.number))
         noise = torch.randn(update.delta.shape, generator=generator).to(update.delta)
@@ -63,7 +154,7 @@ class RandomDirection:
 
 @dataclass(frozen=True, eq=False)
 class FlippedLabels:
-    """A loss that takes class y for C − 1 − y, with the C classes that the model tells apart."""
+    """A loss that replaces class y by C − 1 − y, with the C classes that the model distinguishes."""
 
     loss: Loss
 

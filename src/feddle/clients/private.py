@@ -1,20 +1,52 @@
 """Clients that protect what they send."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from feddle.clients.work import Work
+from pydantic import BeforeValidator, Field
+
+from feddle.clients.work import ClientWork, Work
+from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.core.privacy import privatise
+from feddle.core.privacy import epsilon, privatise
 from feddle.core.seeds import seed_for, torch_generator
+from feddle.options import Strict, no_bool
+
+
+class Privacy(Strict):
+    """Clients clip their updates and add Gaussian noise (off by default; `privacy: {}` turns it on)."""
+
+    clip: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e6)] = Field(
+        1.0, description="norm that updates are clipped to (C)"
+    )
+    noise_multiplier: Annotated[float, BeforeValidator(no_bool), Field(ge=1e-4, le=1e4)] = Field(
+        1.0, description="noise multiplier z: the noise in each coordinate is Normal(0, (zC)²)"
+    )
+    delta: Annotated[float, BeforeValidator(no_bool), Field(ge=1e-12, lt=1)] = Field(
+        1e-5, description="probability δ at which ε is reported"
+    )
+
+
+def protected(work: ClientWork, privacy: Privacy | None) -> Work:
+    """The work with clipping and noise, if privacy is on."""
+    if privacy is None:
+        return work
+    if work.layout.buffers:
+        raise FeddleError(
+            f"privacy protects a model's weights, but this one also sends running statistics "
+            f"({work.layout.buffers[0].name}); use a model without BatchNorm, or turn privacy off"
+        )
+    epsilon(1, privacy.noise_multiplier, privacy.delta)  # fails before the run if the accountant is not installed
+    return PrivateWork(work, privacy.clip, privacy.noise_multiplier, work.seed)
 
 
 @dataclass(frozen=True, eq=False)
-class Private:
+class PrivateWork:
     """Client work whose update is clipped to norm `clip` and noised; nothing else of it is sent.
 
-    The number of examples and the loss are the client's data too: every client says 1, and no loss. The noise is seeded
-    from the job, so that a simulation repeats; it protects nobody who knows the seed.
+    The number of examples and the loss reveal the client's data too: every client reports 1 example and no loss. The
+    noise is seeded from the job, so that a simulation can be repeated; it protects nobody from someone with the seed.
     """
 
     work: Work

@@ -12,12 +12,12 @@ from feddle.data.augmentation import Augment, Augmented
 from feddle.data.examples import Examples
 from feddle.training.train import Loss, Recipe, train_client
 
-Work = Callable[[Job, Weights], Update]  # what becomes of a job and the model that it starts from
+Work = Callable[[Job, Weights], Update]  # from a job and the model that it starts from to its update
 
 
 @dataclass(frozen=True, eq=False)
 class ClientWork:
-    """Everything that training a job needs but the job; its seed is derived, so it does not matter who trains it."""
+    """Everything that training needs except the job; the seed comes from the job, so any process may train it."""
 
     model: nn.Module
     layout: Layout

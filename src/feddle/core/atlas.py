@@ -8,6 +8,7 @@ from torch import Tensor
 
 from feddle.core.messages import Job
 from feddle.core.rows import Anchors, FloatRows, Rows
+from feddle.core.state import prefixed, save
 
 Eviction = Literal["importance", "fifo"]
 
@@ -77,25 +78,18 @@ class Atlas:
         return int(self._scores.nan_to_num(nan=torch.inf).argmin())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to go on, as tensors; only the rows in use."""
+        """Everything needed to continue, as tensors; only the rows in use."""
         rows = slice(0, self._size)
-        return {
-            **{f"rows.{name}": kept for name, kept in self._rows.first(self._size).state_dict().items()},
-            "norms": self._norms[rows].clone(),
-            "scores": self._scores[rows].clone(),
-            "ages": self._ages[rows].clone(),
-            "origins": self._origins[rows].clone(),
-            "inserted": torch.tensor(self._inserted),
-        }
+        kept = {name: tensor[rows] for name, tensor in self._columns().items()}
+        return {**{name: tensor.clone() for name, tensor in kept.items()}, "inserted": torch.tensor(self._inserted)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
-        self._size = len(state["norms"])
-        rows = slice(0, self._size)
-        kept = {name.removeprefix("rows."): part for name, part in state.items() if name.startswith("rows.")}
-        self._rows.first(self._size).load_state_dict(kept)
-        self._norms[rows] = state["norms"]
-        self._scores[rows] = state["scores"]
-        self._ages[rows] = state["ages"]
-        self._origins[rows] = state["origins"]
-        self._inserted = int(state["inserted"])
+        """Continue from a saved state."""
+        self._size, self._inserted = len(state["norms"]), int(state["inserted"])
+        for name, tensor in self._columns().items():
+            tensor[: self._size] = state[name]
+
+    def _columns(self) -> dict[str, Tensor]:
+        """Every tensor with one entry per anchor."""
+        own = {"norms": self._norms, "scores": self._scores, "ages": self._ages, "origins": self._origins}
+        return {**prefixed("rows", save(self._rows)), **own}

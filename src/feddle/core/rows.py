@@ -1,6 +1,5 @@
 """How the anchors of an atlas are kept: a linear map that is read twice in every step of a search."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -24,19 +23,13 @@ class Anchors(Protocol):
 
 
 class Rows(Anchors, Protocol):
-    """Room for a fixed number of anchors."""
+    """Room for a fixed number of anchors: a dataclass of tensors with one row per anchor."""
 
     def put(self, row: int, anchor: Tensor) -> None:
         """Keep an anchor (d,)."""
 
     def first(self, count: int) -> Self:
         """The first rows, as a view."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The rows as they are kept."""
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over saved rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,14 +61,6 @@ class FloatRows:
     def project(self, vector: Tensor) -> Tensor:
         """See `Anchors`."""
         return self.matrix @ vector
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `Rows`."""
-        return {"matrix": self.matrix.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Rows`."""
-        self.matrix.copy_(state["matrix"])
 
 
 def allocate(capacity: int, width: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from feddle.core.errors import FeddleError
 
 if TYPE_CHECKING:
-    from feddle.flower.client import client_app, train_job
     from feddle.flower.strategy import Feddle, server_app
+    from feddle.runtimes.flower.client import client_app, train_job
 
 _HOMES = {
     "Feddle": "feddle.flower.strategy",
-    "client_app": "feddle.flower.client",
+    "client_app": "feddle.runtimes.flower.client",
     "server_app": "feddle.flower.strategy",
-    "train_job": "feddle.flower.client",
+    "train_job": "feddle.runtimes.flower.client",
 }
 
 __all__ = ["Feddle", "client_app", "server_app", "train_job"]

@@ -13,61 +13,62 @@ from safetensors.torch import load_file
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
-from feddle.flower.network import Clock, Network
 from feddle.flower.plan import FederationPlan
 from feddle.methods.strategy import Strategy
 from feddle.report.page import write_page
 from feddle.report.records import read_run
-from feddle.run.build import Parts
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import holds_simulation
 from feddle.run.problem import Federation
-from feddle.run.run import Course, Listener, build_server, resolve_device
+from feddle.run.run import Listener, Run, build_server, parts_of, resolve_device
+from feddle.runtimes.flower.network import Clock, Network
 from feddle.training.train import Loss
 
 STATUS, REPORT = "status.json", "report.html"
 _STATUS_EVERY = 1.0  # seconds
 
 
-class FederationRun(Course):
-    """A federation whose clients are the nodes of a Flower grid."""
+def federated(
+    plan: FederationPlan,
+    federation: Federation,
+    grid: Grid,
+    strategy: Strategy | None = None,
+    *,
+    scratch: Path | None = None,
+    clock: Clock | None = None,
+) -> Run[Network]:
+    """A run whose clients are the nodes of a Flower grid."""
+    device = resolve_device(plan.device)
+    federation.model.to(device=device)
+    layout = Layout.of(federation.model)
+    parts = parts_of(plan, federation, layout, device, scratch=scratch)
+    network = Network(
+        build_server(plan, parts, strategy),
+        grid,
+        plan.federation,
+        recipe=plan.training,
+        seed=plan.seed,
+        per_round=plan.clients.per_round,
+        limit=plan.clients.count,
+        clock=clock,
+    )
+    method = plan.method.name if strategy is None else type(strategy).__name__
+    return Run(plan, federation, layout, network, method=method, device=device)
 
-    def __init__(
-        self,
-        plan: FederationPlan,
-        federation: Federation,
-        grid: Grid,
-        strategy: Strategy | None = None,
-        *,
-        scratch: Path | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        device = resolve_device(plan.device)
-        federation.model.to(device=device)
-        layout = Layout.of(federation.model)
-        server = build_server(Parts(plan, federation, layout, device, scratch), strategy)
-        self.network = Network(server, grid, plan, clock=clock)
-        method = plan.method.name if strategy is None else type(strategy).__name__
-        super().__init__(plan, federation, layout, self.network, method=method, device=device)
 
-    @property
-    def result(self) -> dict[str, Any]:
-        """What is kept of the run; `dropped` counts the jobs that brought nothing, by reason."""
-        return {**super().result, "dropped": dict(self.network.dropped), "clients": len(self.network.roster.nodes)}
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """How things stand now, as JSON values."""
-        measured = [line for line in self.history if "accuracy" in line]
-        return {
-            **self.network.status(),
-            "method": self.method,
-            "accuracy": measured[-1]["accuracy"] if measured else None,
-            "staleness": self.history[-1]["staleness"] if self.history else [],
-            "pid": os.getpid(),
-            "at": round(time.time(), 3),
-        }
+def status_of(run: Run[Network]) -> dict[str, Any]:
+    """The current state of a run, as JSON values."""
+    measured = [line for line in run.history if "accuracy" in line]
+    return {
+        **run.runtime.status(),
+        "rounds": run.plan.rounds,
+        "method": run.method,
+        "accuracy": measured[-1]["accuracy"] if measured else None,
+        "staleness": run.history[-1]["staleness"] if run.history else [],
+        "pid": os.getpid(),
+        "at": round(time.time(), 3),
+    }
 
 
 def at_the_server(
@@ -79,7 +80,7 @@ def at_the_server(
     return Federation(model, (), none, server, test, loss, out_of_domain=outside, server_classes=server_classes)
 
 
-def run_in_folder(run: FederationRun, plan: FederationPlan, out: Path, listener: Listener | None = None) -> None:
+def run_in_folder(run: Run[Network], plan: FederationPlan, out: Path, listener: Listener | None = None) -> None:
     """Run to the end in a folder, or go on with what is in it; a checkpoint is made after each merge.
 
     A run that was killed when only its report was missing is given it.
@@ -95,18 +96,18 @@ def run_in_folder(run: FederationRun, plan: FederationPlan, out: Path, listener:
         write_report(out)
 
 
-def _go_on(run: FederationRun, plan: FederationPlan, folder: RunFolder, listener: Listener | None) -> None:
+def _go_on(run: Run[Network], plan: FederationPlan, folder: RunFolder, listener: Listener | None) -> None:
     check_no_simulation(folder.path)
     if folder.checkpoint.facts() is None:  # nothing was merged yet: these settings hold, not those of an earlier start
         folder.begin(plan)
     folder.restore(run, plan)
     status = _StatusFile(run, folder.path / STATUS)
-    run.network.watch = status.keep_up
+    run.runtime.watch = status.keep_up
     go_to_the_end(run, plan, folder, Pace(1), listener)
     status.write()
 
 
-def _take_result(run: FederationRun, folder: RunFolder) -> None:
+def _take_result(run: Run[Network], folder: RunFolder) -> None:
     """The model of a run that is finished: who asked for the run is handed it."""
     model = run.federation.model
     model.load_state_dict(load_file(folder.path / "model.safetensors"))
@@ -135,7 +136,7 @@ def write_report(out: Path) -> None:
 class _StatusFile:
     """What an operator looks at: how things stood a moment ago."""
 
-    def __init__(self, run: FederationRun, path: Path) -> None:
+    def __init__(self, run: Run[Network], path: Path) -> None:
         self.run = run
         self.path = path
         self._written = -_STATUS_EVERY
@@ -148,4 +149,4 @@ class _StatusFile:
     def write(self) -> None:
         """Write it anew."""
         self._written = time.monotonic()
-        write_whole(self.path, json.dumps(self.run.status).encode(), sync=False)
+        write_whole(self.path, json.dumps(status_of(self.run)).encode(), sync=False)

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import global_seed, seed_for
 from feddle.data.examples import as_examples
-from feddle.flower.client import Data
-from feddle.flower.network import Clock
 from feddle.flower.plan import FederationPlan, make_plan
-from feddle.flower.run import FederationRun, at_the_server, run_in_folder
+from feddle.flower.run import at_the_server, federated, run_in_folder
 from feddle.methods.strategy import Strategy
-from feddle.run.run import Line
+from feddle.run.run import Line, Run
+from feddle.runtimes.flower.client import Data
+from feddle.runtimes.flower.network import Clock, Network
 from feddle.training.train import Loss
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -54,7 +54,7 @@ class Feddle(FlowerStrategy):
         self.strategy = strategy
         self.out = None if out is None else Path(out)
         self.clock = clock
-        self.run: FederationRun | None = None
+        self.run: Run[Network] | None = None
         guides, measures = (None if data is None else as_examples(data) for data in (server, test))
         self.federation = at_the_server(model, guides, measures, loss, server_classes)
         self.plan()
@@ -83,7 +83,7 @@ class Feddle(FlowerStrategy):
         changes: dict[str, Any] = {} if num_rounds is None else {"rounds": num_rounds}
         plan = self.plan(**changes, **({} if timeout is None else {"federation.job_limit": timeout}))
         self.model.load_state_dict(initial_arrays.to_torch_state_dict())
-        run = self.run = FederationRun(plan, self.federation, grid, self.strategy, scratch=self.out, clock=self.clock)
+        run = self.run = federated(plan, self.federation, grid, self.strategy, scratch=self.out, clock=self.clock)
         result = Result()
         if evaluate_fn is not None and (scored := evaluate_fn(0, initial_arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = scored
@@ -102,7 +102,7 @@ class Feddle(FlowerStrategy):
         result.arrays = self._arrays(run)
         return result
 
-    def _arrays(self, run: FederationRun) -> ArrayRecord:
+    def _arrays(self, run: Run[Network]) -> ArrayRecord:
         run.layout.write(self.model, run.server.model)
         return ArrayRecord(self.model.state_dict())
 

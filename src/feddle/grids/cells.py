@@ -23,8 +23,9 @@ from feddle.run.folder import RunFolder, resume_run, run_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_federation
 from feddle.run.run import Line, Listener, Run
+from feddle.run.simulated import simulated
 from feddle.run.trackers import TrackerName, tracking
-from feddle.runtimes.simulation import Delays
+from feddle.runtimes.simulation import Delays, Simulation
 from feddle.version import __version__, source_digest
 
 RECORD = "cell.json"
@@ -123,16 +124,18 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
     write_whole(folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
 
 
-def clock(task: Task, run: Run | None) -> list[int]:
+def clock(task: Task, run: Run[Simulation] | None) -> list[int]:
     """When each round of a server that waits for its slowest client ends, in rounds of one that does not wait."""
     assert task.waits is not None
-    run = run or Run(task.config.model_copy(update={"workers": 0}), build_federation(task.config, quiet=True))
-    delays = Delays(task.waits, task.config.delays.per, task.config.seed)
+    run = run or simulated(task.config.model_copy(update={"workers": 0}), build_federation(task.config, quiet=True))
+    delays = Delays(sigma=task.waits, per=task.config.delays.per)
     jobs: dict[int, int] = {}
     lengths = []
     for now in range(task.config.rounds):
-        asked = run.simulation.sample(now)
-        lengths.append(1 + max(delays(Job(client, jobs.get(client, 0), now)) for client in asked))
+        asked = run.runtime.sample(now)
+        lengths.append(
+            1 + max(delays.draw(Job(client, jobs.get(client, 0), now), task.config.seed) for client in asked)
+        )
         jobs |= {client: jobs.get(client, 0) + 1 for client in asked}
     return list(accumulate(lengths))
 

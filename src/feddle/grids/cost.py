@@ -16,14 +16,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job, Update
+from feddle.core.state import save
 from feddle.data.examples import Images
 from feddle.grids.grid import paper
 from feddle.grids.vit import IMAGE, LAYERS, ViT
 from feddle.methods.feddle.method import Feddle
-from feddle.methods.strategy import Strategy
-from feddle.run.build import Parts, build_strategy
+from feddle.methods.strategy import Strategy, state_of
 from feddle.run.plan import Plan
 from feddle.run.problem import Federation
+from feddle.run.run import parts_of
 from feddle.training.machine import one_thread
 
 CLIENTS, PER_ROUND, HELD = 1000, 50, 100
@@ -79,10 +80,10 @@ def _count(method: str, layers: int, images: int, epochs: int) -> int:
     if isinstance(strategy, Feddle):
         _fill(strategy, model)
     elif method in ("fedbuff", "ca2fl"):
-        model = strategy.merge(model, _arrivals(model, 0))
+        model = strategy.merge(model, _arrivals(model, 0), 1).weights
     counter = FlopCounterMode(display=False, custom_mapping=_MERGING)
     with counter:
-        strategy.merge(model, _arrivals(model, 1))
+        strategy.merge(model, _arrivals(model, 1), 2)
     return int(counter.get_total_flops())
 
 
@@ -98,8 +99,8 @@ def _kept(method: str, layers: int) -> float:
     rounds = CLIENTS // PER_ROUND if method in ("fedavg", "fedasync", "fedbuff", "ca2fl") else 2
     most = 0
     for number in range(rounds):
-        model = strategy.merge(model, _arrivals(model, number))
-        most = max(most, sum(tensor.nbytes for tensor in strategy.state_dict().values()))
+        model = strategy.merge(model, _arrivals(model, number), number + 1).weights
+        most = max(most, sum(tensor.nbytes for tensor in save(state_of(strategy)).values()))
     return float(most + sum(p.nbytes for p in network.parameters()))
 
 
@@ -121,7 +122,7 @@ def _server(method: str, layers: int, images: int, epochs: int) -> tuple[Strateg
     server = Images(pixels, torch.zeros(images, dtype=torch.long), 3)
     layout = Layout.of(network)
     federation = Federation(network, [], torch.ones(CLIENTS, dtype=torch.long), server, None)
-    return build_strategy(Parts(plan, federation, layout, "cpu", None)), layout.read(network), network
+    return plan.method.build(parts_of(plan, federation, layout, "cpu")), layout.read(network), network
 
 
 def _arrivals(model: Weights, number: int) -> list[Arrival]:

@@ -11,7 +11,14 @@ from torch.nn import functional as F
 
 from feddle.data import datasets
 from feddle.grids.plan import Planned
-from feddle.methods import options as methods
+from feddle.methods.center import CenterOptions
+from feddle.methods.convex import ConvexOptions
+from feddle.methods.fedavg import FedAvgOptions
+from feddle.methods.feddf import FedDFOptions
+from feddle.methods.feddle.method import FeddleOptions
+from feddle.methods.feddle.search import LbfgsSearch
+from feddle.methods.fedft import FedFTOptions
+from feddle.methods.hfcl import HfclOptions
 from feddle.run.models import build_model
 from feddle.run.plan import Config
 from feddle.training.machine import one_thread
@@ -37,7 +44,7 @@ def core_seconds(planned: Planned) -> float | None:
 
 def _client_passes(config: Config, train: int) -> float:
     """How many examples all clients together are trained on, in a whole run."""
-    if isinstance(config.method, methods.Center):
+    if isinstance(config.method, CenterOptions):
         return 0.0
     each = train / config.clients.count * config.training.epochs
     return config.rounds * _arrivals(config) * each
@@ -46,23 +53,23 @@ def _client_passes(config: Config, train: int) -> float:
 def _arrivals(config: Config) -> float:
     """The updates that a round uses: late ones that a method throws away need not be trained."""
     method, sigma = config.method, config.delays.sigma
-    base = method.base if isinstance(method, methods.FedFT) else method
-    discards = isinstance(base, methods.FedAvg | methods.Hfcl | methods.FedDF) and base.late == "discard"
+    base = method.base if isinstance(method, FedFTOptions) else method
+    discards = isinstance(base, FedAvgOptions | HfclOptions | FedDFOptions) and base.late == "discard"
     return config.clients.per_round * (math.erf(1 / (sigma * math.sqrt(2))) if discards and sigma else 1.0)
 
 
 def _server_passes(config: Config) -> float:
     """How often a round goes over the server's data, in training steps."""
     match config.method:
-        case methods.Feddle(search=search):
-            return 1.2 * search.iterations if isinstance(search, methods.LbfgsSearch) else float(search.epochs)
-        case methods.FedFT(epochs=epochs) | methods.Convex(epochs=epochs):
+        case FeddleOptions(search=search):
+            return 1.2 * search.iterations if isinstance(search, LbfgsSearch) else float(search.epochs)
+        case FedFTOptions(epochs=epochs) | ConvexOptions(epochs=epochs):
             return float(epochs)
-        case methods.FedDF(epochs=epochs):
+        case FedDFOptions(epochs=epochs):
             return epochs + _arrivals(config) / 3  # each teacher looks once
-        case methods.Hfcl():
+        case HfclOptions():
             return float(config.training.epochs)
-        case methods.Center(epochs=epochs):
+        case CenterOptions(epochs=epochs):
             return epochs / config.rounds
         case _:
             return 0.0

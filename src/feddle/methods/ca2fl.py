@@ -1,16 +1,39 @@
 """CA2FL."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
-import torch
 from torch import Tensor
 
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
+from feddle.core.messages import Arrival, Merged
 from feddle.methods.buffer import Buffer
-from feddle.methods.client_cache import ClientCache
-from feddle.methods.strategy import above, below
+from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
+from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr
+from feddle.training.parts import Parts
+
+
+class Ca2flOptions(MethodOptions):
+    """FedBuff with each update calibrated by the client's last one."""
+
+    name: Literal["ca2fl"] = "ca2fl"
+    buffer_size: BufferSize = 10
+    lr: ServerLr = 1.0
+    cache_limit: CacheLimit = 2000.0
+
+    def build(self, parts: Parts) -> "CA2FL":
+        """The method."""
+        return CA2FL(build_cache(parts, self.cache_limit), self.buffer_size, self.lr)
+
+
+@dataclass(eq=False)
+class Ca2flState:
+    """What CA2FL remembers."""
+
+    cache: ClientCache
+    buffer: Buffer = field(default_factory=Buffer)
+    new: dict[int, Tensor] = field(default_factory=dict)  # the latest update of each client in the buffer
 
 
 class CA2FL:
@@ -20,46 +43,22 @@ class CA2FL:
     client that is twice in the buffer is taken against the same old h_i both times, and its later update is kept.
     """
 
-    max_staleness: int | None = None
-
     def __init__(self, cache: ClientCache, buffer_size: int = 10, lr: float = 1.0) -> None:
+        self.buffer_size = buffer_size
         self.lr = lr
-        self.cache = cache
-        self.buffer = Buffer(buffer_size)
-        self.notes: Mapping[str, Any] = {}
-        self._new: dict[int, Tensor] = {}  # the latest update of each client in the buffer
+        self.state = Ca2flState(cache)
 
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
-        flushes = 0
+        state, flushes = self.state, 0
         for arrival in arrivals:
             client, delta = arrival.update.job.client, arrival.update.delta
-            self._new[client] = delta.clone()
-            if full := self.buffer.add(delta - self.cache[client], arrival):
-                step = self.cache.mean() + full.total / self.buffer.size
+            state.new[client] = delta.clone()
+            if full := state.buffer.add(delta - state.cache[client], arrival, self.buffer_size):
+                step = state.cache.mean() + full.total / self.buffer_size
                 model = Weights(model.vector + self.lr * step, full.buffers)
-                self._remember()
+                for owner, update in state.new.items():
+                    state.cache.put(owner, update)
+                state.new = {}
                 flushes += 1
-        self.notes = {"flushes": flushes, "buffered": self.buffer.count}
-        return model
-
-    def _remember(self) -> None:
-        for client, delta in self._new.items():
-            self.cache.put(client, delta)
-        self._new = {}
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `Strategy`."""
-        new = torch.stack(list(self._new.values())) if self._new else torch.zeros(0, self.cache.dimension)
-        return {
-            **above("buffer.", self.buffer.state_dict()),
-            **above("cache.", self.cache.state_dict()),
-            "new.clients": torch.tensor(list(self._new), dtype=torch.int64),
-            "new.updates": new,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Strategy`."""
-        self.buffer.load_state_dict(below("buffer.", state))
-        self.cache.load_state_dict(below("cache.", state))
-        self._new = dict(zip(state["new.clients"].tolist(), state["new.updates"].clone(), strict=True))
+        return Merged(model, {"flushes": flushes, "buffered": state.buffer.count})

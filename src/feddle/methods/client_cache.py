@@ -4,13 +4,21 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.methods.strategy import below
+from feddle.core.state import prefixed, without_prefix
+from feddle.options import Positive
+from feddle.training.parts import Parts
+
+CacheLimit = Annotated[
+    Positive, Field(description="MB of memory for the clients' last updates; larger caches are kept in a file")
+]
 
 
 class ClientCache:
@@ -49,12 +57,21 @@ class ClientCache:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The last updates, which are not copied, and their sum."""
-        return {**{f"last.{client}": update for client, update in self._last.items()}, "sum": self._sum.clone()}
+        return {
+            **prefixed("last", {str(client): update for client, update in self._last.items()}),
+            "sum": self._sum.clone(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
-        self._last = {int(client): self._keep(update) for client, update in below("last.", state).items()}
+        """Continue from a saved state."""
+        self._last = {int(client): self._keep(update) for client, update in without_prefix("last", state).items()}
         self._sum = state["sum"].clone()
+
+
+def build_cache(parts: Parts, limit: float) -> ClientCache:
+    """Room for the last update of every client; beyond `limit` MB they are kept in a file."""
+    size, scratch = parts.bench.layout.size, parts.scratch
+    return ClientCache(parts.clients, size, limit=int(limit * 1e6), folder=scratch, device=parts.device)
 
 
 class _FileRows:

@@ -1,81 +1,108 @@
 """FADAS."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import torch
+from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
+from feddle.core.messages import Arrival, Merged
 from feddle.methods.buffer import Buffer
-from feddle.methods.strategy import above, below
+from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr
+from feddle.options import Count, Positive, no_bool
+from feddle.training.parts import Parts
+
+Decay = Annotated[float, BeforeValidator(no_bool), Field(ge=0, lt=1)]
+SecondDecay = Annotated[Decay, Field(description="decay of the second moment (β₂)")]
+Epsilon = Annotated[Positive, Field(description="added to the root of the second moment (ε)")]
 
 
+class FadasOptions(MethodOptions):
+    """AMSGrad at the server over buffered updates, with smaller steps for late buffers."""
+
+    name: Literal["fadas"] = "fadas"
+    buffer_size: BufferSize = 10
+    lr: ServerLr = 1e-3
+    beta1: Decay = Field(0.9, description="decay of the first moment (β₁)")
+    beta2: SecondDecay = 0.99
+    epsilon: Epsilon = 1e-8
+    delay_threshold: Count = Field(
+        10, description="a buffer with a larger staleness than this divides η by that staleness"
+    )
+
+    def build(self, parts: Parts) -> "Fadas":
+        """The method."""
+        moments = Amsgrad.zeros(parts.bench.layout.size, parts.device)
+        return Fadas(moments, self.buffer_size, self.lr, self.delay_threshold, self.beta1, self.beta2, self.epsilon)
+
+
+@dataclass(eq=False)
 class Amsgrad:
-    """AMSGrad without bias correction: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², v̂ ← max(v̂, v)."""
+    """The moments of AMSGrad without bias correction: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², v̂ ← max(v̂, v)."""
 
-    def __init__(
-        self, dimension: int, beta1: float = 0.9, beta2: float = 0.99, epsilon: float = 1e-8, device: str = "cpu"
-    ) -> None:
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.first, self.second, self.largest = (torch.zeros(dimension, device=device) for _ in range(3))
+    first: Tensor
+    second: Tensor
+    largest: Tensor
 
-    def observe(self, step: Tensor) -> None:
+    @classmethod
+    def zeros(cls, dimension: int, device: str = "cpu") -> "Amsgrad":
+        """The moments before the first step."""
+        return cls(*(torch.zeros(dimension, device=device) for _ in range(3)))
+
+    def observe(self, step: Tensor, beta1: float, beta2: float) -> None:
         """Take a step (d,) into the moments."""
-        self.first = self.first.lerp(step, 1 - self.beta1)
-        self.second = self.second.lerp(step * step, 1 - self.beta2)
+        self.first = self.first.lerp(step, 1 - beta1)
+        self.second = self.second.lerp(step * step, 1 - beta2)
         self.largest = torch.maximum(self.largest, self.second)
 
-    def precondition(self, step: Tensor) -> Tensor:
+    def precondition(self, step: Tensor, epsilon: float) -> Tensor:
         """step / (√v̂ + ε)."""
-        return step / (self.largest.sqrt() + self.epsilon)
+        return step / (self.largest.sqrt() + epsilon)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The three moments."""
-        return {"first": self.first, "second": self.second, "largest": self.largest}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
-        device = self.first.device
-        self.first, self.second, self.largest = (state[n].to(device, copy=True) for n in ("first", "second", "largest"))
+@dataclass(eq=False)
+class FadasState:
+    """What FADAS remembers."""
+
+    moments: Amsgrad
+    buffer: Buffer = field(default_factory=Buffer)
 
 
 class Fadas:
     """Feed the plain mean of B updates to AMSGrad, w ← w + η_τ m/(√v̂ + ε).
 
-    η_τ is η, divided by the largest staleness in the buffer when that passes `delay_threshold`. The updates are the
+    η_τ is η, divided by the largest staleness in the buffer if that exceeds `delay_threshold`. The updates are the
     clients' own deltas from where they started, however old.
     """
 
-    max_staleness: int | None = None
-
-    def __init__(self, moments: Amsgrad, buffer_size: int = 10, lr: float = 1e-3, delay_threshold: int = 10) -> None:
-        self.moments = moments
+    def __init__(
+        self,
+        moments: Amsgrad,
+        buffer_size: int = 10,
+        lr: float = 1e-3,
+        delay_threshold: int = 10,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        epsilon: float = 1e-8,
+    ) -> None:
+        self.buffer_size = buffer_size
         self.lr = lr
         self.delay_threshold = delay_threshold
-        self.buffer = Buffer(buffer_size)
-        self.notes: Mapping[str, Any] = {}
+        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
+        self.state = FadasState(moments)
 
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
-        flushes = 0
+        moments, flushes = self.state.moments, 0
         for arrival in arrivals:
-            if full := self.buffer.add(arrival.update.delta, arrival):
-                self.moments.observe(full.total / self.buffer.size)
+            if full := self.state.buffer.add(arrival.update.delta, arrival, self.buffer_size):
+                moments.observe(full.total / self.buffer_size, self.beta1, self.beta2)
                 late = full.max_staleness > self.delay_threshold
                 lr = self.lr / full.max_staleness if late else self.lr
-                step = self.moments.precondition(self.moments.first)
+                step = moments.precondition(moments.first, self.epsilon)
                 model = Weights(model.vector + lr * step, full.buffers)
                 flushes += 1
-        self.notes = {"flushes": flushes, "buffered": self.buffer.count}
-        return model
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `Strategy`."""
-        return {**above("buffer.", self.buffer.state_dict()), **above("moments.", self.moments.state_dict())}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Strategy`."""
-        self.buffer.load_state_dict(below("buffer.", state))
-        self.moments.load_state_dict(below("moments.", state))
+        return Merged(model, {"flushes": flushes, "buffered": self.state.buffer.count})

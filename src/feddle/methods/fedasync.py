@@ -1,13 +1,33 @@
 """FedAsync."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
-from torch import Tensor
+from pydantic import BeforeValidator, Field
 
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
+from feddle.core.messages import Arrival, Merged
 from feddle.core.staleness import polynomial
+from feddle.methods.strategy import MethodOptions
+from feddle.options import NonNegative, no_bool
+from feddle.training.parts import Parts
+
+Mixing = Annotated[
+    float, BeforeValidator(no_bool), Field(gt=0, le=1, description="factor α of the mixing weight α(1+τ)^(−a)")
+]
+Exponent = Annotated[NonNegative, Field(description="exponent a of the mixing weight")]
+
+
+class FedAsyncOptions(MethodOptions):
+    """Mix each client's whole model in as it arrives; late ones count less."""
+
+    name: Literal["fedasync"] = "fedasync"
+    alpha: Mixing = 0.4
+    exponent: Exponent = 0.5
+
+    def build(self, parts: Parts) -> "FedAsync":  # noqa: ARG002
+        """The method."""
+        return FedAsync(self.alpha, self.exponent)
 
 
 class FedAsync:
@@ -16,27 +36,15 @@ class FedAsync:
     α_τ is computed from α each time; it does not compound from round to round.
     """
 
-    max_staleness: int | None = None
-
     def __init__(self, alpha: float = 0.4, exponent: float = 0.5) -> None:
         self.alpha = alpha
         self.exponent = exponent
-        self.notes: Mapping[str, Any] = {}
 
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
         for arrival in arrivals:
             mixing = self.alpha * polynomial(arrival.staleness, self.exponent)
             client = arrival.start.vector + arrival.update.delta
-            model = Weights(
-                model.vector.lerp(client, mixing),
-                model.buffers.lerp(arrival.update.buffers, mixing),
-            )
-        return model
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """FedAsync remembers nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Strategy`."""
+            buffers = model.buffers.lerp(arrival.update.buffers, mixing)
+            model = Weights(model.vector.lerp(client, mixing), buffers)
+        return Merged(model)

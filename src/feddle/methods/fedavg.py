@@ -1,26 +1,48 @@
 """FedAvg."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
-from torch import Tensor
+from pydantic import Field
 
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
-from feddle.methods.strategy import average_buffers
+from feddle.core.messages import Arrival, Merged
+from feddle.methods.strategy import MethodOptions, average_buffers
+from feddle.training.parts import Parts
 
-Late = Literal["discard", "average_models", "add_deltas"]
+Late = Annotated[
+    Literal["discard", "average_models", "add_deltas"],
+    Field(description="what happens to late updates: `discard`, `average_models` or `add_deltas`"),
+]
 
 
-def in_time(arrivals: Sequence[Arrival], late: Late) -> list[Arrival]:
-    """The arrivals that are used: with `discard`, those that are back in their own round."""
-    return [a for a in arrivals if late != "discard" or a.staleness == 0]
+class FedAvgOptions(MethodOptions):
+    """Average the updates that are back in time, weighted by examples."""
+
+    name: Literal["fedavg"] = "fedavg"
+    late: Late = "discard"
+
+    def build(self, parts: Parts) -> "FedAvg":  # noqa: ARG002
+        """The method."""
+        return FedAvg(self.late)
 
 
-def max_staleness(late: Late) -> int | None:
-    """How old an update may be to be used."""
-    return 0 if late == "discard" else None
+class FedAvg:
+    """Average by examples, w ← w + Σ n_j/n · Δ_j.
+
+    `late` decides about an update that is not back in its own round: it is thrown away (`discard`), its delta counts
+    like any other (`add_deltas`), or the clients' whole models are averaged, w ← Σ n_j/n · (start_j + Δ_j)
+    (`average_models`). n counts the examples of the updates used.
+    """
+
+    def __init__(self, late: Late = "discard") -> None:
+        self.late: Late = late
+        self.max_staleness = staleness_limit(late)
+
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
+        """See `Strategy`."""
+        return Merged(average(model, arrivals, self.late))
 
 
 def average(model: Weights, arrivals: Sequence[Arrival], late: Late) -> Weights:
@@ -38,26 +60,11 @@ def average(model: Weights, arrivals: Sequence[Arrival], late: Late) -> Weights:
     return Weights(vector, average_buffers(model, used))
 
 
-class FedAvg:
-    """Average by examples, w ← w + Σ n_j/n · Δ_j.
+def in_time(arrivals: Sequence[Arrival], late: Late) -> list[Arrival]:
+    """The arrivals that are used: with `discard`, those that are back in their own round."""
+    return [a for a in arrivals if late != "discard" or a.staleness == 0]
 
-    `late` says what becomes of an update that is not back in its own round: it is thrown away (`discard`), its delta
-    counts like any other (`add_deltas`), or the clients' whole models are averaged instead, w ← Σ n_j/n · (start_j +
-    Δ_j) (`average_models`). n counts the examples of the updates used.
-    """
 
-    def __init__(self, late: Late = "discard") -> None:
-        self.late: Late = late
-        self.max_staleness = max_staleness(late)
-        self.notes: Mapping[str, Any] = {}
-
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
-        """See `Strategy`."""
-        return average(model, arrivals, self.late)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """FedAvg remembers nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Strategy`."""
+def staleness_limit(late: Late) -> int | None:
+    """The largest staleness of an update that is used; None: any."""
+    return 0 if late == "discard" else None

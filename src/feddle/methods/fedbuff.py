@@ -1,45 +1,47 @@
 """FedBuff."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Sequence
+from typing import Literal
 
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
-from feddle.core.staleness import StalenessWeight, staleness_weight
+from feddle.core.messages import Arrival, Merged
+from feddle.core.staleness import staleness_weight
 from feddle.methods.buffer import Buffer
+from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr, Staleness
+from feddle.training.parts import Parts
+
+
+class FedBuffOptions(MethodOptions):
+    """Collect a buffer of updates and add their mean; stale updates have less weight."""
+
+    name: Literal["fedbuff"] = "fedbuff"
+    buffer_size: BufferSize = 10
+    lr: ServerLr = 1.0
+    staleness: Staleness = "sqrt"
+
+    def build(self, parts: Parts) -> "FedBuff":  # noqa: ARG002
+        """The method."""
+        return FedBuff(self.buffer_size, self.lr, self.staleness)
 
 
 class FedBuff:
-    """Collect B updates, then w ← w + η/B · Σ s(τ) Δ, with τ at arrival; what is left over waits.
+    """Collect B updates, then w ← w + η/B · Σ s(τ) Δ, with τ at arrival; the rest waits for the next step.
 
     The sum is divided by the buffer's size, not by the sum of the weights: stale buffers take smaller steps.
     """
 
-    max_staleness: int | None = None
-
-    def __init__(self, buffer_size: int = 10, lr: float = 1.0, staleness: StalenessWeight = "sqrt") -> None:
+    def __init__(self, buffer_size: int = 10, lr: float = 1.0, staleness: Staleness = "sqrt") -> None:
+        self.buffer_size = buffer_size
         self.lr = lr
-        self.staleness: StalenessWeight = staleness
-        self.buffer = Buffer(buffer_size)
-        self.notes: Mapping[str, Any] = {}
+        self.staleness: Staleness = staleness
+        self.state = Buffer()
 
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
         flushes = 0
         for arrival in arrivals:
             step = staleness_weight(self.staleness, arrival.staleness) * arrival.update.delta
-            if full := self.buffer.add(step, arrival):
-                model = Weights(model.vector + self.lr / self.buffer.size * full.total, full.buffers)
+            if full := self.state.add(step, arrival, self.buffer_size):
+                model = Weights(model.vector + self.lr / self.buffer_size * full.total, full.buffers)
                 flushes += 1
-        self.notes = {"flushes": flushes, "buffered": self.buffer.count}
-        return model
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `Strategy`."""
-        return self.buffer.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Strategy`."""
-        self.buffer.load_state_dict(state)
+        return Merged(model, {"flushes": flushes, "buffered": self.state.count})

@@ -1,40 +1,41 @@
 """The coordinate-wise median."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
-from torch import Tensor
 
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
-from feddle.methods.strategy import average_buffers
+from feddle.core.messages import Arrival, Merged
+from feddle.methods.strategy import MethodOptions, ServerLr, average_buffers
+from feddle.training.parts import Parts
+
+
+class MedianOptions(MethodOptions):
+    """The coordinate-wise median of the arrivals, for clients that may be poisoned."""
+
+    name: Literal["median"] = "median"
+    lr: ServerLr = 1.0
+
+    def build(self, parts: Parts) -> "CoordinateMedian":  # noqa: ARG002
+        """The method."""
+        return CoordinateMedian(self.lr)
 
 
 class CoordinateMedian:
-    """w ← w + η · median of the arrivals' updates in each coordinate: a few wild updates do not move it.
+    """w ← w + η · median of the arrivals' updates in each coordinate, which a few extreme updates do not move.
 
     The median of an even number is the mean of the two middle ones. Examples do not count: a client could claim any.
     """
 
-    max_staleness: int | None = None
-
     def __init__(self, lr: float = 1.0) -> None:
         self.lr = lr
-        self.notes: Mapping[str, Any] = {}
 
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
         if not arrivals:
-            return model
+            return Merged(model)
         ordered = torch.stack([a.update.delta for a in arrivals]).sort(dim=0).values
         low, high = (len(arrivals) - 1) // 2, len(arrivals) // 2
         step = (ordered[low] + ordered[high]) / 2
-        return Weights(model.vector + self.lr * step, average_buffers(model, arrivals))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The median remembers nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Strategy`."""
+        return Merged(Weights(model.vector + self.lr * step, average_buffers(model, arrivals)))

@@ -1,48 +1,55 @@
 """What every method is."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
+from feddle.core.messages import Arrival, Merged
+from feddle.options import Count, Positive, Strict
 
 
 class Strategy(Protocol):
-    """A method: how the server's model takes in what arrived.
+    """A method: how the arrivals of a round change the server's model.
 
-    `merge` is called once a round with what arrived since the last call, in order of arrival, also when nothing
-    did. It never changes its arguments.
+    Two attributes are optional. `max_staleness` is the largest staleness that the method uses, so that a simulation
+    need not train older updates (None: any, −1: no updates at all). `state` is what the method remembers from round
+    to round: a dataclass of tensors and numbers (`core/state.py`), saved in checkpoints.
     """
 
-    @property
-    def max_staleness(self) -> int | None:
-        """Updates older than this are not used, so a simulation need not train them; None: all are used, −1: none."""
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
+        """The next version of the model.
 
-    @property
-    def notes(self) -> Mapping[str, Any]:
-        """What the last merge puts on the record, as JSON values."""
-
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
-        """The next version of the model."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to go on after a stop, as tensors."""
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
+        Called once per round with what arrived since the last call, in order of arrival, also when nothing did.
+        `round` counts from 1 and seeds what is random. No argument is changed.
+        """
 
 
-def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The part of a state under a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+class MethodOptions(Strict):
+    """Base of every method's options, so that an error can name the method that has a misplaced option."""
 
 
-def above(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state put under a prefix."""
-    return {prefix + name: tensor for name, tensor in state.items()}
+BufferSize = Annotated[Count, Field(description="number of updates per step (B)")]
+ServerLr = Annotated[Positive, Field(description="the server's learning rate (η)")]
+ServerEpochs = Annotated[Count, Field(description="passes over the server's data per round")]
+BatchSize = Annotated[Count, Field(description="examples per batch")]
+Staleness = Annotated[
+    Literal["sqrt", "constant"], Field(description="staleness weight s(τ): `sqrt` is 1/√(1+τ), `constant` is 1")
+]
+
+
+def max_staleness(strategy: Strategy) -> int | None:
+    """The largest staleness of an update that the method uses; None: any, −1: it uses no updates."""
+    limit: int | None = getattr(strategy, "max_staleness", None)
+    return limit
+
+
+def state_of(strategy: Strategy) -> Any:
+    """What the method remembers; None if it remembers nothing."""
+    return getattr(strategy, "state", None)
 
 
 def average_buffers(model: Weights, arrivals: Sequence[Arrival]) -> Tensor:

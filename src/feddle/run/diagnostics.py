@@ -1,34 +1,56 @@
-"""The quantities that the paper's figures and theorems speak of, measured while a run goes on."""
+"""The quantities of the paper's figures and theorems, measured during a run."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
+from feddle.core.search import Observer, Searched, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.run.problem import Federation
+from feddle.options import Count, Strict
 from feddle.runtimes.trainers import Trainer
 from feddle.training.objectives import TaskObjective
+
+if TYPE_CHECKING:
+    from feddle.run.problem import Federation
 
 _REMEMBERED = 10  # true updates of earlier rounds
 
 
-class Diagnostics:
-    """Looks at a model with the eyes of some sampled clients; nothing of it reaches the run.
+class DiagnosticsOptions(Strict):
+    """Extra measurements of what the paper's figures and theorems are about; they do not change the run."""
 
-    What the clients would send is looked at, attackers' poison and private clients' noise included; it is never sent,
-    so ε does not count it. Gradients are taken of the clients' data as it is.
+    every: Count = Field(10, description="rounds between two measurements")
+    clients: Annotated[Count, Field(ge=2)] = Field(
+        20, description="clients that are trained for a measurement, as an estimate of the true update"
+    )
+
+
+@dataclass(eq=False)
+class DiagnosticsState:
+    """The true updates of earlier measurements, oldest first."""
+
+    earlier: deque[Tensor] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+
+class Diagnostics:
+    """Measures a model on the data of some sampled clients, without an effect on the run.
+
+    It trains what the clients would send, attacks and privacy noise included. Nothing is sent, so ε does not count it.
+    Gradients are taken on the clients' data as it is.
     """
 
     def __init__(
         self,
-        federation: Federation,
+        federation: "Federation",
         layout: Layout,
         trainer: Trainer,
         *,
@@ -45,23 +67,13 @@ class Diagnostics:
         self.batch_size = batch_size
         self.seed = seed
         self._eligible = federation.sizes.nonzero().flatten().numpy()
-        self._earlier: deque[Tensor] = deque(maxlen=_REMEMBERED)
+        self.state = DiagnosticsState()
 
     def look(self, number: int, model: Weights, arrivals: Sequence[Arrival]) -> dict[str, Any]:
-        """What is to be said of the model after round `number`."""
+        """The measurements of the model after round `number`."""
         order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(self._eligible)
         chosen = order[: self.clients]
         return self._updates(number, model, chosen) | self._gradients(model, chosen) | self._norms(model, arrivals)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The true updates that later ones are compared with, oldest first."""
-        return {str(i): earlier for i, earlier in enumerate(self._earlier)}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
-        device = next(self.federation.model.parameters()).device
-        self._earlier.clear()
-        self._earlier.extend(state[str(i)].to(device, copy=True) for i in range(len(state)))
 
     def _updates(self, number: int, model: Weights, chosen: np.ndarray) -> dict[str, Any]:
         """Cosines of clients' updates with the true update, Σ n_j/n Δ_j, and of true updates with earlier ones.
@@ -76,11 +88,11 @@ class Diagnostics:
         weighted = [u.num_examples * u.delta for u in updates]
         total = torch.stack(weighted).sum(0)
         cosines = [cosine(u.delta, total - own) for u, own in zip(updates, weighted, strict=True)]
-        across = [cosine(total, earlier) for earlier in reversed(self._earlier)]
-        self._earlier.append(total)
+        across = [cosine(total, earlier) for earlier in reversed(self.state.earlier)]
+        self.state.earlier.append(total)
         return {
             "update_cosine": {"mean": fmean(cosines), "min": min(cosines), "max": max(cosines)},
-            "true_update_cosines": across,  # with the true update of the last look, the one before, …
+            "true_update_cosines": across,  # with the true update of the last measurement, the one before, …
         }
 
     def _gradients(self, model: Weights, chosen: np.ndarray) -> dict[str, Any]:
@@ -116,6 +128,51 @@ class Diagnostics:
     def _objective(self, client: int) -> TaskObjective:
         federation = self.federation
         return TaskObjective(federation.model, self.layout, federation.clients[client], federation.loss)
+
+
+@dataclass(frozen=True, eq=False)
+class InDomainComparison:
+    """Compares an out-of-domain search with the same search on in-domain data: figures search_pattern, ood_signal."""
+
+    objective: TaskObjective
+    every: int
+
+    def __call__(self, searched: Searched) -> Mapping[str, Any]:
+        """Cosines between the two objectives' directions: ∂ℓ/∂c at c′ over all examples, and ĉ − c′."""
+        if searched.round % self.every:
+            return {}
+        space, start, point = searched.space, searched.start, searched.space.point(searched.start)
+        self.objective.begin(point, searched.seed)
+        ours, theirs = (space.project(full_pass(o, point)[1]) for o in (searched.objective, self.objective))
+        other = searched.search(
+            space, self.objective, start, regularisation=searched.regularisation, seed=searched.seed
+        )
+        moves = searched.found.coefficients - start, other.coefficients - start
+        return {"signal_cosine": cosine(ours, theirs), "search_cosine": cosine(*moves)}
+
+
+def build_diagnostics(
+    options: DiagnosticsOptions | None,
+    federation: "Federation",
+    layout: Layout,
+    trainer: Trainer,
+    batch_size: int,
+    seed: int,
+) -> Diagnostics | None:
+    """The measurements that a plan asks for."""
+    if options is None:
+        return None
+    every, clients = options.every, options.clients
+    return Diagnostics(federation, layout, trainer, every=every, clients=clients, batch_size=batch_size, seed=seed)
+
+
+def build_observer(options: DiagnosticsOptions | None, federation: "Federation", layout: Layout) -> Observer | None:
+    """A comparison with in-domain data, if diagnostics are on and the server's data is of another domain."""
+    examples = federation.witness
+    if options is None or examples is None:
+        return None
+    objective = TaskObjective(federation.model, layout, examples, federation.loss, samples_per_round=1000)
+    return InDomainComparison(objective, options.every)
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

@@ -20,10 +20,13 @@ from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, read_yaml
 from feddle.run.plan import Config, Plan
 from feddle.run.problem import build_federation
-from feddle.run.run import Course, Line, Listener, Run
+from feddle.run.run import Line, Listener, Run
+from feddle.run.simulated import simulated
+from feddle.runtimes.runtime import Runtime
+from feddle.runtimes.simulation import Simulation
 from feddle.version import __version__
 
-_FORMAT = 3  # of what is in a checkpoint: one more when a state's names or meanings change
+_FORMAT = 4  # of what is in a checkpoint: one more when a state's names or meanings change
 _PATIENCE = 1.0  # seconds; the workers of a run that was killed may hold its lock for a moment
 
 
@@ -75,7 +78,7 @@ class RunFolder:
         with self._writing(), self.history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def save(self, run: Course, config: Plan) -> None:
+    def save(self, run: Run[Runtime], config: Plan) -> None:
         """Make a checkpoint, between rounds."""
         with self._writing():
             sync_file(self.history)
@@ -94,7 +97,7 @@ class RunFolder:
         """How many rounds the last checkpoint holds."""
         return int((self.checkpoint.facts() or {}).get("round", 0))
 
-    def restore(self, run: Course, config: Plan) -> None:
+    def restore(self, run: Run[Runtime], config: Plan) -> None:
         """Take a new run to the last checkpoint, if there is one, and cut the history back to it.
 
         Nothing is changed before all of it has been checked.
@@ -133,7 +136,7 @@ class RunFolder:
         except (OSError, ValueError, TypeError, KeyError):
             return False
 
-    def finish(self, run: Course) -> None:
+    def finish(self, run: Run[Runtime]) -> None:
         """Keep the model, then the result, which says that the run is finished: the checkpoint is not needed now."""
         with self._writing():
             sync_file(self.history)
@@ -141,7 +144,7 @@ class RunFolder:
         self._keep_result(run.result)
         self.checkpoint.clear()
 
-    def keep(self, run: Course) -> None:
+    def keep(self, run: Run[Runtime]) -> None:
         """Keep what a run that was stopped has come to."""
         self._keep_result({**run.result, "finished": False})
         self._keep_model(run)
@@ -149,7 +152,7 @@ class RunFolder:
     def _keep_result(self, result: Mapping[str, Any]) -> None:
         self._replace("result.json", (json.dumps(result, indent=2) + "\n").encode())
 
-    def _keep_model(self, run: Course) -> None:
+    def _keep_model(self, run: Run[Runtime]) -> None:
         state = run.federation.model.state_dict()
         self._replace("model.safetensors", save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
 
@@ -167,7 +170,7 @@ class RunFolder:
             raise StoppedError(f"cannot write to {self.path}: {error.strerror}{remedy}") from error
 
 
-def _made_by(run: Course, config: Plan) -> dict[str, Any]:
+def _made_by(run: Run[Runtime], config: Plan) -> dict[str, Any]:
     """What must be the same for a run to go on with the same bits; the number of workers does not matter."""
     tree = config.model_dump(mode="json", exclude={"workers"})
     return {
@@ -221,10 +224,10 @@ def check_free(path: Path) -> None:
         )
 
 
-def run_config(config: Config, out: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run:
+def run_config(config: Config, out: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run[Simulation]:
     """Run a config into a new folder; whatever ends the run, what was done until then is kept."""
     check_free(out)
-    run = Run(config, build_federation(config, quiet=quiet), scratch=out)
+    run = simulated(config, build_federation(config, quiet=quiet), scratch=out)
     folder = RunFolder(out)
     with folder.locked():
         check_free(out)  # another process may have been faster
@@ -233,7 +236,7 @@ def run_config(config: Config, out: Path, listener: Listener | None = None, *, q
     return run
 
 
-def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run | None:
+def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run[Simulation] | None:
     """Go on with a run that was stopped, from its last checkpoint; None if it is finished."""
     folder = RunFolder(path)
     config = folder.config()
@@ -243,18 +246,18 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
         if folder.is_finished():  # a kill just then may have left its checkpoint
             folder.checkpoint.clear()
             return None
-        run = Run(config, build_federation(config, quiet=quiet), scratch=path)
+        run = simulated(config, build_federation(config, quiet=quiet), scratch=path)
         folder.restore(run, config)
         go_on(run, config, folder, listener)
     return run
 
 
-def go_on(run: Run, config: Config, folder: RunFolder, listener: Listener | None) -> None:
+def go_on(run: Run[Simulation], config: Config, folder: RunFolder, listener: Listener | None) -> None:
     """Run to the end in a folder that is locked, with checkpoints on the way."""
     go_to_the_end(run, config, folder, Pace(config.checkpoint.every), listener)
 
 
-def go_to_the_end(run: Course, config: Plan, folder: RunFolder, pace: Pace, listener: Listener | None) -> None:
+def go_to_the_end(run: Run[Runtime], config: Plan, folder: RunFolder, pace: Pace, listener: Listener | None) -> None:
     """The same at any pace, wherever the clients are."""
 
     def record(line: Line) -> None:

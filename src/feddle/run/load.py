@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, one_line
 from feddle.run.plan import Config
 
 
@@ -149,9 +149,3 @@ def _shown(value: Any) -> str:
         return _BRIEF.repr(value)
     except ValueError:  # Python writes out no number of more than 4300 digits
         return "a number of thousands of digits"
-
-
-def one_line(text: str, longest: int = 500) -> str:
-    """The text on one line that any terminal can show."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"

@@ -4,18 +4,26 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
-from feddle.clients.options import Attack, Checks, NoAttack, Privacy
+from feddle.clients.attacks import Attack, NoAttack
+from feddle.clients.private import Privacy
 from feddle.data.kinds import KINDS
-from feddle.methods.options import Feddle, Method
+from feddle.methods.feddle.method import FeddleOptions
+from feddle.methods.options import Method
 from feddle.models.options import Cnn, Model
-from feddle.options import Count, NonNegative, Positive, Share, Strict, choice, no_bool
+from feddle.options import Count, Positive, Share, Strict, choice, no_bool
+from feddle.run.diagnostics import DiagnosticsOptions
+from feddle.runtimes.simulation import Delays
+from feddle.server import Checks
+from feddle.training.train import Recipe
 
 
 class Clients(Strict):
     """Who takes part."""
 
-    count: Count = Field(500, description="J, all clients; at most so many where the data has clients of its own")
-    per_round: Count = Field(10, description="N, the clients sampled each round")
+    count: Count = Field(
+        500, description="number of clients (J); if the data names its clients, the largest number that takes part"
+    )
+    per_round: Count = Field(10, description="number of clients sampled each round (N)")
 
     @model_validator(mode="after")
     def _enough(self) -> "Clients":
@@ -148,72 +156,45 @@ class Data(Strict):
         return self
 
 
-class Training(Strict):
-    """What a client does with a job."""
-
-    optimizer: Literal["adam", "sgd"] = Field("adam", description="`adam` or `sgd`, fresh for each job")
-    lr: Positive = Field(1e-3, description="learning rate")
-    epochs: Count = Field(5, description="passes over the client's data")
-    batch_size: Count = 32
-    weight_decay: NonNegative = 0.0
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="`float32`, or `bfloat16` for the passes through the model (autocast); weights stay float32",
-    )
-
-
-class Delays(Strict):
-    """Half-normal delays, in rounds."""
-
-    sigma: NonNegative = Field(5.0, description="σ of ⌊|Normal(0, σ)|⌋; 0: every update is back in its own round")
-    per: Literal["client", "job"] = Field(
-        "client", description="`client`: slow clients stay slow; `job`: drawn anew each time"
-    )
-
-
 class Evaluation(Strict):
     """When accuracy is measured."""
 
     every: Count = Field(10, description="rounds between evaluations; the last round is always one")
 
 
-class Diagnostics(Strict):
-    """What the paper's figures and theorems speak of, written into the history; it does not change the run."""
-
-    every: Count = Field(10, description="rounds between two looks")
-    clients: Annotated[Count, Field(ge=2)] = Field(
-        20, description="clients that are trained for a look, as an estimate of the true update"
-    )
-
-
 class Plan(Strict):
-    """Everything about a run but its model and data."""
+    """Everything about a run except its model, its data, and where its clients are."""
 
     seed: int = Field(
-        0, ge=0, lt=2**63, strict=True, description="sets initial weights, sampling, delays and partition"
+        0, ge=0, lt=2**63, strict=True, description="determines initial weights, sampling, delays and partition"
     )
-    rounds: Count = Field(200, description="K")
+    rounds: Count = Field(200, description="number of rounds (K)")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="`auto`, `cpu`, `cuda` or `mps`")
+    clients: Clients = Clients()
+    training: Recipe = Recipe()
+    evaluation: Evaluation = Evaluation()
+    checks: Checks = Checks()
+    method: Method = FeddleOptions()
+
+
+class SimulationPlan(Plan):
+    """A plan whose clients are simulated."""
+
     workers: int | None = Field(
         None,
         ge=0,
         le=1024,
         strict=True,
-        description="processes that train ahead, by default one a core; 0: none but this one",
+        description="number of processes that train ahead, by default one per core; 0: train in the main process",
     )
-    clients: Clients = Clients()
-    training: Training = Training()
     delays: Delays = Delays()
-    evaluation: Evaluation = Evaluation()
-    diagnostics: Diagnostics | None = Field(None, description="extra measurements, by default none; `{}` for some")
-    checks: Checks = Checks()
+    diagnostics: DiagnosticsOptions | None = Field(None, description="extra measurements; off by default, `{}`: on")
     attack: Attack = NoAttack()
     privacy: Privacy | None = None
-    method: Method = Feddle()
 
 
 class Checkpoints(Strict):
-    """What a stopped run can go on from (`feddle resume`)."""
+    """What a stopped run continues from (`feddle resume`)."""
 
     every: int | None = Field(
         None,
@@ -224,8 +205,8 @@ class Checkpoints(Strict):
     )
 
 
-class Config(Plan):
-    """A run, whole: the content of a config file."""
+class Config(SimulationPlan):
+    """A whole run: the content of a config file."""
 
     data: Data = Data()
     model: Model = Cnn()

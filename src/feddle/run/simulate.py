@@ -17,9 +17,11 @@ from feddle.data.examples import Examples, as_examples
 from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy
 from feddle.run.load import explain
-from feddle.run.plan import Plan
+from feddle.run.plan import SimulationPlan
 from feddle.run.problem import Federation, PartitionedClients
 from feddle.run.run import Listener, Run
+from feddle.run.simulated import simulated
+from feddle.runtimes.simulation import Simulation
 from feddle.training.train import Loss
 
 Data = Examples | Dataset[Any]
@@ -65,7 +67,7 @@ def simulate(
     listener: Listener | None = None,
     scratch: Path | None = None,
     **plan: Any,
-) -> Run:
+) -> Run[Simulation]:
     """Train `model` in place on the clients' data, guided by the server's.
 
     `clients` is a torch dataset of (input, target) pairs for each client, `server` the server's own and `test` what
@@ -76,7 +78,7 @@ def simulate(
     """
     tree: Mapping[str, Any] = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     try:
-        checked = Plan.model_validate(tree)
+        checked = SimulationPlan.model_validate(tree)
     except ValidationError as error:
         raise FeddleError(f"simulate: {explain(error, dict(tree))}") from error
     for name, data in (("server", server), ("test", test)):
@@ -93,6 +95,6 @@ def simulate(
         out_of_domain=None if server_classes is None else "of another task",
         server_classes=server_classes,
     )
-    run = Run(checked, federation, strategy, scratch=scratch)
+    run = simulated(checked, federation, strategy, scratch=scratch)
     run.go(listener)
     return run

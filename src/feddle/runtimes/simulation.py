@@ -1,43 +1,61 @@
 """A federation on a virtual clock that ticks once a round."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Literal
 
 import numpy as np
-import torch
+from pydantic import Field
 from torch import Tensor
 
-from feddle.core.messages import Arrival, Job
+from feddle.core.messages import Job, Round
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.methods.strategy import above, below
+from feddle.core.state import load, prefixed, save, without_prefix
+from feddle.methods.strategy import max_staleness
+from feddle.options import NonNegative, Strict
 from feddle.runtimes.trainers import Trainer
 from feddle.server import Server
 
 
-@dataclass(frozen=True)
-class Delays:
-    """Half-normal delays in whole rounds, ⌊|Normal(0, σ)|⌋, drawn once for each client or for each job."""
+class Delays(Strict):
+    """Half-normal delays, in rounds."""
 
-    sigma: float
-    per: Literal["client", "job"]
-    seed: int
+    sigma: NonNegative = Field(
+        5.0, description="scale σ of the delay ⌊|Normal(0, σ)|⌋; 0: every update is back in its own round"
+    )
+    per: Literal["client", "job"] = Field(
+        "client", description="`client`: slow clients stay slow; `job`: drawn again for each job"
+    )
 
-    def __call__(self, job: Job) -> int:
+    def draw(self, job: Job, seed: int) -> int:
         """How many rounds after its dispatch the job's update arrives."""
         ids = (job.client,) if self.per == "client" else (job.client, job.number)
-        return int(abs(numpy_generator(seed_for(self.seed, "delay", *ids)).normal(0.0, self.sigma)))
+        return int(abs(numpy_generator(seed_for(seed, "delay", *ids)).normal(0.0, self.sigma)))
 
 
-@dataclass(frozen=True, eq=False)
-class Round:
-    """What happened in a round."""
+@dataclass(frozen=True, order=True)
+class _Event:
+    """An update under way: the round it is due in, and the order of dispatch, which breaks ties."""
 
-    dispatched: int
-    returned: int
-    arrivals: Sequence[Arrival]
-    notes: Mapping[str, Any] = field(default_factory=dict)  # what else goes on the record, as JSON values
+    due: int
+    order: int
+    client: int
+    number: int
+    version: int
+    wasted: bool  # the method would not use it, so it is not trained
+
+    @property
+    def job(self) -> Job:
+        return Job(self.client, self.number, self.version)
+
+
+@dataclass(eq=False)
+class SimulationState:
+    """What a simulation remembers besides its server."""
+
+    queue: list[_Event] = field(default_factory=list)  # a heap
+    dispatched: int = 0
 
 
 class Simulation:
@@ -50,7 +68,7 @@ class Simulation:
         self,
         server: Server,
         trainer: Trainer,
-        delays: Callable[[Job], int],
+        delays: Delays,
         *,
         eligible: np.ndarray,
         per_round: int,
@@ -62,8 +80,7 @@ class Simulation:
         self.eligible = eligible
         self.per_round = per_round
         self.seed = seed
-        self._queue: list[tuple[int, int, Job, bool]] = []
-        self._dispatched = 0  # breaks ties: what was dispatched first arrives first
+        self.state = SimulationState()
         self._busy: set[int] = set()
 
     def step(self) -> Round:
@@ -71,60 +88,50 @@ class Simulation:
         now = self.server.version
         dispatched = [self._dispatch(client, now) for client in self.sample(now)]
         returned = 0
-        for job, wasted in self._due(now):
-            self._busy.remove(job.client)
+        for event in self._due(now):
+            self._busy.remove(event.client)
             returned += 1
-            if wasted or not self.server.receive(self.trainer.result(job)):
-                self.server.forget(job)  # the client is back, and has nothing else to send
-        return Round(len(dispatched), returned, self.server.advance())
+            if event.wasted or not self.server.receive(self.trainer.result(event.job)):
+                self.server.forget(event.job)  # the client is back, and has nothing else to send
+        return Round(len(dispatched), returned, *self.server.advance())
 
     def sample(self, now: int) -> list[int]:
-        """The clients that are asked in the round after version `now`, given who is busy."""
-        limit = self.server.strategy.max_staleness
-        if limit is not None and limit < 0:  # a method that uses no update at all
+        """The clients that are sampled in the round after version `now`, given who is busy."""
+        if max_staleness(self.server.strategy) == -1:  # the method uses no updates at all
             return []
         order = numpy_generator(seed_for(self.seed, "sample", now)).permutation(self.eligible)
-        enough = order[: self.per_round + len(self._busy)].tolist()  # that many hold per_round idle ones
+        enough = order[: self.per_round + len(self._busy)].tolist()  # that many contain per_round idle ones
         return [client for client in enough if client not in self._busy][: self.per_round]
 
     def _dispatch(self, client: int, now: int) -> Job:
         job = self.server.dispatch(client)
         self._busy.add(client)
-        delay = self.delays(job)
-        limit = self.server.strategy.max_staleness
-        wasted = limit is not None and delay > limit  # it would not be used, so it is not trained
-        heappush(self._queue, (now + delay, self._dispatched, job, wasted))
-        self._dispatched += 1
+        delay, limit = self.delays.draw(job, self.seed), max_staleness(self.server.strategy)
+        wasted = limit is not None and delay > limit
+        event = _Event(now + delay, self.state.dispatched, job.client, job.number, job.version, wasted)
+        heappush(self.state.queue, event)
+        self.state.dispatched += 1
         if not wasted:
-            self.trainer.submit(job, self.server.start_of(job), now + delay)
+            self.trainer.submit(job, self.server.start_of(job), event.due)
         return job
 
-    def _due(self, now: int) -> Iterator[tuple[Job, bool]]:
-        while self._queue and self._queue[0][0] <= now:
-            _, _, job, wasted = heappop(self._queue)
-            yield job, wasted
+    def _due(self, now: int) -> Iterator[_Event]:
+        while self.state.queue and self.state.queue[0].due <= now:
+            yield heappop(self.state.queue)
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing besides what every runtime reports."""
+        return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The server and the updates that are under way, as tensors; a row of the queue is due, count, job, wasted."""
-        rows = [(due, count, *astuple(job), wasted) for due, count, job, wasted in sorted(self._queue, key=_order)]
-        return {
-            **above("server.", self.server.state_dict()),
-            "queue": torch.tensor(rows, dtype=torch.int64).view(-1, 6),
-            "dispatched": torch.tensor(self._dispatched),
-        }
+        """The server and the updates under way, as tensors."""
+        return {**prefixed("server", self.server.state_dict()), **save(self.state)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state; what was under way is submitted anew."""
-        self.server.load_state_dict(below("server.", state))
-        self._dispatched = int(state["dispatched"])
-        # sorted, so a heap
-        self._queue = [(due, count, Job(*job), bool(w)) for due, count, *job, w in state["queue"].tolist()]
-        self._busy = {job.client for _, _, job, _ in self._queue}
-        for due, _, job, wasted in self._queue:
-            if not wasted:
-                self.trainer.submit(job, self.server.start_of(job), due)
-
-
-def _order(event: tuple[int, int, Job, bool]) -> tuple[int, int]:
-    """By the round that it is due in, then by dispatch."""
-    return event[:2]
+        """Continue from a saved state; the jobs under way are submitted again."""
+        self.server.load_state_dict(without_prefix("server", state))
+        load(self.state, state)
+        self._busy = {event.client for event in self.state.queue}
+        for event in sorted(self.state.queue):
+            if not event.wasted:
+                self.trainer.submit(event.job, self.server.start_of(event.job), event.due)

@@ -1,21 +1,65 @@
-"""What the server's data asks of a model."""
+"""Objectives: the losses that a search minimises on the server's data."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Literal
 
+from pydantic import Discriminator, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.core.layout import Layout, Weights
+from feddle.core.search import Objective
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, draw
+from feddle.options import Strict, choice
+from feddle.training.parts import Parts
+from feddle.training.surrogate import ClustersOptions, RotationOptions, SurrogateOptions
 from feddle.training.train import Loss
 
 
-class TaskObjective:
-    """A loss of the clients' model as it is: their own, on in-domain server data, or one that needs no labels.
+class TaskOptions(Strict):
+    """The clients' own loss; needs server data of the clients' task."""
 
-    The model is a workbench: each call sets its weights. It runs in eval mode, so that BatchNorm uses the merged
-    statistics and a batch of one is no special case. A search uses all examples, or a seeded sample of them.
+    name: Literal["task"] = "task"
+
+    def build(self, parts: Parts) -> Objective:
+        """On labelled in-domain data."""
+        return _on_model(parts, parts.server_data(), parts.bench.loss)
+
+
+class EntropyOptions(Strict):
+    """Confident predictions: the entropy of the model's outputs; needs no labels."""
+
+    name: Literal["entropy"] = "entropy"
+
+    def build(self, parts: Parts) -> Objective:
+        """On any data."""
+        return _on_model(parts, parts.server_data(labelled=False), entropy)
+
+
+AnyObjective = TaskOptions | SurrogateOptions | RotationOptions | ClustersOptions | EntropyOptions
+ObjectiveOptions = Annotated[
+    AnyObjective,
+    Discriminator("name"),
+    choice("task"),
+    Field(description="what the search minimises; by default `task` with in-domain data, `surrogate` otherwise"),
+]
+
+
+def default_objective(parts: Parts) -> AnyObjective:
+    """The paper's: the clients' loss on in-domain data, a surrogate head on other data."""
+    return SurrogateOptions() if parts.out_of_domain else TaskOptions()
+
+
+def _on_model(parts: Parts, examples: Examples, loss: Loss) -> "TaskObjective":
+    bench = parts.bench
+    return TaskObjective(bench.model, bench.layout, examples, loss, samples_per_round=parts.samples_per_round)
+
+
+class TaskObjective:
+    """A loss on the outputs of the clients' model: their own loss, or one that needs no labels.
+
+    Each call sets the model's weights. The model runs in eval mode, so that BatchNorm uses the merged statistics and a
+    batch of one is no special case. A search uses all examples, or a seeded sample of them.
     """
 
     def __init__(
@@ -51,17 +95,6 @@ class TaskObjective:
         value = self.loss(self.model(inputs.to(device)), targets.to(device))
         value.backward()  # type: ignore[no-untyped-call]
         return value.item(), self.layout.read_grad(self.model)
-
-    def each(self, point: Weights, batches: Sequence[Tensor]) -> Iterable[tuple[float, Tensor]]:
-        """See `core.search.Objective`."""
-        return (self.loss_and_gradient(point, examples) for examples in batches)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing goes on."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `core.search.Objective`."""
 
 
 def entropy(outputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001

@@ -1,119 +1,157 @@
 """Guiding the merge with data that is not of the clients' task.
 
-The body of the clients' model is judged by a fresh linear head θ for labels of the server's own. θ is fitted on the
-representations of the point where a search starts, and then held fixed while the search moves the body.
+A fresh linear head θ predicts the server's own labels from the representations of the clients' model. θ is fitted at
+the point where a search starts, and stays fixed while the search moves the body of the model.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
-from feddle.core.search import mini_batch_sizes
+from feddle.core.search import PASS_BATCH, Objective
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, Relabelled, Rotated, draw
+from feddle.options import Count, NonNegative, Strict
+from feddle.training.parts import Parts
 
 Represent = Callable[[Examples], Tensor]
-_BATCH = 250
 
 
 class Targets(Protocol):
-    """What the surrogate head is to tell apart."""
+    """What the surrogate head learns to predict; an optional `state` is kept from one search to the next."""
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """Number of classes."""
 
     def __call__(self, examples: Examples, represent: Represent, seed: int) -> Examples:
         """The examples of a search, with targets from 0 to `classes` − 1."""
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What goes on from one search to the next."""
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
-
 
 @dataclass(frozen=True)
 class OwnLabels:
-    """The labels that the server's data has: the paper's surrogate."""
+    """The labels of the server's data: the paper's surrogate."""
 
     classes: int
 
     def __call__(self, examples: Examples, represent: Represent, seed: int) -> Examples:  # noqa: ARG002
-        """See `Targets`."""
+        """The examples as they are."""
         return examples
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing goes on."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Targets`."""
 
 
 @dataclass(frozen=True)
 class Rotations:
-    """By how many quarter turns an image was rotated: needs no labels."""
+    """The number of quarter turns that an image was rotated by: needs no labels."""
 
     classes: int = 4
 
     def __call__(self, examples: Examples, represent: Represent, seed: int) -> Examples:  # noqa: ARG002
-        """See `Targets`."""
+        """Each image with a random rotation."""
         turns = torch.randint(self.classes, (len(examples),), generator=torch_generator(seed))
         return Rotated(examples, turns)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing goes on."""
-        return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Targets`."""
+@dataclass(eq=False)
+class ClustersState:
+    """The centres (classes, features), kept so that a cluster keeps its meaning from search to search."""
+
+    centres: Tensor | None = None
 
 
 class Clusters:
-    """Which cluster of the representations an example is in (k-means): needs no labels.
-
-    The centres go on from one search to the next, so that a cluster keeps its meaning.
-    """
+    """The cluster of the representations that an example is in (k-means): needs no labels."""
 
     def __init__(self, classes: int, steps: int = 10) -> None:
         self.classes = classes
         self.steps = steps
-        self._centres: Tensor | None = None
+        self.state = ClustersState()
 
     def __call__(self, examples: Examples, represent: Represent, seed: int) -> Examples:
-        """See `Targets`."""
-        points = F.normalize(represent(examples))
-        if self._centres is None:
+        """Each example with the nearest centre, after a few steps of k-means."""
+        points, centres = F.normalize(represent(examples)), self.state.centres
+        if centres is None:
             first = torch.randperm(len(points), generator=torch_generator(seed))[: self.classes]
-            self._centres = points[first].clone()
+            centres = points[first].clone()
         for _ in range(self.steps):
-            nearest = (points @ self._centres.T).argmax(1)
-            members = F.one_hot(nearest, len(self._centres)).to(points.dtype)
+            nearest = (points @ centres.T).argmax(1)
+            members = F.one_hot(nearest, len(centres)).to(points.dtype)
             sums = members.T @ points
-            self._centres = torch.where(members.sum(0)[:, None] > 0, F.normalize(sums), self._centres)
-        return Relabelled(examples, (points @ self._centres.T).argmax(1))
+            centres = torch.where(members.sum(0)[:, None] > 0, F.normalize(sums), centres)
+        self.state.centres = centres
+        return Relabelled(examples, (points @ centres.T).argmax(1))
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The centres."""
-        return {} if self._centres is None else {"centres": self._centres.clone()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Targets`."""
-        self._centres = state.get("centres")
+class _HeadOptions(Strict):
+    """How the surrogate head θ is fitted at the start of each search."""
+
+    head_steps: Count = Field(20, description="steps of L-BFGS that fit the surrogate head before each search")
+    head_decay: NonNegative = Field(1e-4, description="weight decay of the surrogate head")
+
+    def _objective(self, parts: Parts, targets: Targets) -> Objective:
+        bench = parts.bench
+        return SurrogateObjective(
+            bench.model,
+            bench.layout,
+            parts.server_data(labelled=False),
+            targets,
+            samples_per_round=parts.samples_per_round,
+            head_steps=self.head_steps,
+            head_decay=self.head_decay,
+        )
+
+
+class SurrogateOptions(_HeadOptions):
+    """The labels of the server's data, through a fresh linear head: the paper's objective for other domains."""
+
+    name: Literal["surrogate"] = "surrogate"
+
+    def build(self, parts: Parts) -> Objective:
+        """On data with labels of any task."""
+        return self._objective(parts, OwnLabels(parts.classes))
+
+
+class RotationOptions(_HeadOptions):
+    """Quarter turns of the server's images, through a fresh linear head; needs no labels."""
+
+    name: Literal["rotation"] = "rotation"
+
+    def build(self, parts: Parts) -> Objective:
+        """On any images."""
+        return self._objective(parts, Rotations())
+
+
+class ClustersOptions(_HeadOptions):
+    """Clusters of the model's own representations, through a fresh linear head; needs no labels."""
+
+    name: Literal["clusters"] = "clusters"
+    steps: Count = Field(10, description="steps of k-means before each search")
+
+    def build(self, parts: Parts) -> Objective:
+        """On any data."""
+        return self._objective(parts, Clusters(parts.classes, self.steps))
+
+
+@dataclass(eq=False)
+class SurrogateState:
+    """What is kept from one search to the next: θ (classes, features + 1), the last column a bias, and the targets'."""
+
+    theta: Tensor | None
+    targets: Any
 
 
 class SurrogateObjective:
     """The loss of a fresh linear head θ on the representations of the clients' model.
 
-    Its gradient is zero on the clients' own head, which moves with the coefficients all the same. θ goes on from one
-    search to the next, so a few steps of L-BFGS are enough: the loss is convex in it.
+    Its gradient is zero on the clients' own head, which still moves with the coefficients. θ is kept from one search
+    to the next, so that a few steps of L-BFGS are enough: the loss is convex in θ.
     """
 
     def __init__(
@@ -138,7 +176,7 @@ class SurrogateObjective:
         self.head_decay = head_decay
         self._head = model.get_submodule(layout.head_name)
         self._current = examples
-        self._theta: Tensor | None = None  # (classes, features + 1), the last column a bias
+        self.state = SurrogateState(None, getattr(targets, "state", None))
 
     def __len__(self) -> int:
         return len(self._current)
@@ -150,25 +188,27 @@ class SurrogateObjective:
         chosen = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"))
         self._current = self.targets(chosen, self._all_representations, seed_for(seed, "targets"))
         features = self._all_representations(self._current)
-        labels = torch.cat([self._current.take(index)[1] for index in _in_order(len(self._current))])
+        labels = torch.cat([self._current.take(index)[1] for index in in_order(len(self._current), PASS_BATCH)])
         self._fit(_with_bias(features), labels.to(features.device))
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
         """See `core.search.Objective`."""
-        assert self._theta is not None, "begin comes first"
+        theta = self.state.theta
+        assert theta is not None, "begin comes first"
         self.layout.write(self.model, point)
         self.model.eval()
         self.model.zero_grad(set_to_none=True)
         inputs, labels = self._current.take(examples)
         features = self._represent(inputs.to(point.vector.device))
-        value = F.cross_entropy(_with_bias(features) @ self._theta.T, labels.to(features.device))
+        value = F.cross_entropy(_with_bias(features) @ theta.T, labels.to(features.device))
         value.backward()  # type: ignore[no-untyped-call]
         return value.item(), self.layout.read_grad(self.model)
 
     def _fit(self, features: Tensor, labels: Tensor) -> None:
-        if self._theta is None:
-            self._theta = torch.zeros(self.targets.classes, features.shape[1], device=features.device)
-        theta = self._theta.clone().requires_grad_()
+        before = self.state.theta
+        if before is None:
+            before = torch.zeros(self.targets.classes, features.shape[1], device=features.device)
+        theta = before.clone().requires_grad_()
         optimizer = torch.optim.LBFGS([theta], max_iter=self.head_steps, line_search_fn="strong_wolfe")
 
         def closure() -> Tensor:
@@ -178,15 +218,17 @@ class SurrogateObjective:
             return value
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
-        self._theta = theta.detach()
+        self.state.theta = theta.detach()
 
     @torch.no_grad()
     def _all_representations(self, examples: Examples) -> Tensor:
         device = next(self.model.parameters()).device
-        return torch.cat([self._represent(examples.take(index)[0].to(device)) for index in _in_order(len(examples))])
+        return torch.cat(
+            [self._represent(examples.take(index)[0].to(device)) for index in in_order(len(examples), PASS_BATCH)]
+        )
 
     def _represent(self, inputs: Tensor) -> Tensor:
-        """What the model's own head is given, (n, features)."""
+        """The inputs of the model's own head (n, features)."""
         seen: list[Tensor] = []
         hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         try:
@@ -195,27 +237,6 @@ class SurrogateObjective:
             hook.remove()
         return seen[-1].flatten(1)
 
-    def each(self, point: Weights, batches: Sequence[Tensor]) -> Iterable[tuple[float, Tensor]]:
-        """See `core.search.Objective`."""
-        return (self.loss_and_gradient(point, examples) for examples in batches)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """θ, and what the targets keep."""
-        theta = {} if self._theta is None else {"theta": self._theta.clone()}
-        return theta | self.targets.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
-        self._theta = state.get("theta")
-        self.targets.load_state_dict(state)
-
 
 def _with_bias(features: Tensor) -> Tensor:
     return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
-
-
-def _in_order(count: int) -> list[Tensor]:
-    firsts = range(0, count, _BATCH)
-    return [
-        torch.arange(first, first + size) for first, size in zip(firsts, mini_batch_sizes(count, _BATCH), strict=True)
-    ]

@@ -3,39 +3,43 @@
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from feddle.core.batches import mini_batches
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
-from feddle.core.search import mini_batches
 from feddle.core.seeds import global_seed, torch_generator
 from feddle.data.examples import Examples
+from feddle.options import Count, NonNegative, Positive, Strict
 from feddle.training.kernels.optimizers import SGD, Adam, Optimizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a model is trained on examples: optimiser, learning rate, epochs, batch size and precision."""
+class Recipe(Strict):
+    """What a client does with a job."""
 
-    optimizer: Literal["adam", "sgd"] = "adam"
-    lr: float = 1e-3
-    epochs: int = 5
-    batch_size: int = 32
-    weight_decay: float = 0.0
-    precision: Literal["float32", "bfloat16"] = "float32"
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="`adam` or `sgd`, fresh for each job")
+    lr: Positive = Field(1e-3, description="learning rate")
+    epochs: Count = Field(5, description="passes over the client's data")
+    batch_size: Count = Field(32, description="examples per batch")
+    weight_decay: NonNegative = Field(0.0, description="weight decay, added to the gradient")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="`float32`, or `bfloat16` for the passes through the model (autocast); weights stay float32",
+    )
 
     def lasting(self, epochs: int) -> "Recipe":
         """The same for another number of epochs."""
-        return replace(self, epochs=epochs)
+        return self.model_copy(update={"epochs": epochs})
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """A fresh optimiser over the trainable parameters."""
@@ -58,11 +62,10 @@ def train(
     loss: Loss = F.cross_entropy,
     optimizer: Optimizer | None = None,
 ) -> float | None:
-    """Train in place; the mean loss of the last epoch, None if nothing could be trained.
+    """Train in place; return the mean loss of the last epoch, None if nothing could be trained.
 
-    The optimiser is a fresh one of the recipe unless it is given.
-
-    BatchNorm cannot be trained on one image: with such layers a last batch of one is left out.
+    The optimiser is a fresh one of the recipe unless one is given. BatchNorm cannot be trained on one image: with such
+    layers a last batch of one is left out.
     """
     model.train()
     optimizer = optimizer or recipe.make_optimizer(model)
@@ -95,7 +98,7 @@ def train_client(
     seed: int,
     loss: Loss = F.cross_entropy,
 ) -> Update:
-    """Train one job from its pinned start; `model` is only the workbench."""
+    """Train one job from its pinned start; `model` only provides the memory to compute in."""
     layout.write(model, start)
     with global_seed(seed):
         value = train(model, examples, recipe, seed, loss)

@@ -1,97 +1,103 @@
 """What arrivals become before they are anchors of the atlas."""
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Annotated, Literal, Protocol
 
 import torch
+from pydantic import Discriminator
 from torch import Tensor
 
 from feddle.core.messages import Arrival
-from feddle.methods.client_cache import ClientCache
-from feddle.methods.fadas import Amsgrad
+from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
+from feddle.methods.fadas import Amsgrad, Epsilon, SecondDecay
+from feddle.options import Strict, choice
+from feddle.training.parts import Parts
 
 
-class AnchorKind(Protocol):
-    """Makes directions (d,) of what arrived since the last merge."""
-
-    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
-        """An anchor for each arrival."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What is remembered of earlier arrivals."""
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
-
-
-class RawAnchors:
-    """The clients' updates as they are: the paper's."""
+class Anchoring(Protocol):
+    """Makes directions (d,) of what arrived since the last merge; an optional `state` is what it remembers."""
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
-        """See `AnchorKind`."""
+        """One anchor per arrival."""
+
+
+class RawAnchors(Strict):
+    """The updates as they are."""
+
+    name: Literal["raw"] = "raw"
+
+    def build(self, parts: Parts) -> Anchoring:  # noqa: ARG002
+        """Itself: nothing is remembered."""
+        return self
+
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
+        """The paper's anchors."""
         return [a.update.delta for a in arrivals]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing is remembered."""
-        return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `AnchorKind`."""
+class CalibratedOptions(Strict):
+    """Updates calibrated by the clients' last ones, as in CA2FL."""
+
+    name: Literal["calibrated"] = "calibrated"
+    cache_limit: CacheLimit = 2000.0
+
+    def build(self, parts: Parts) -> Anchoring:
+        """With a cache for every client's last update."""
+        return CalibratedAnchors(build_cache(parts, self.cache_limit))
 
 
 class CalibratedAnchors:
-    """CA2FL's calibrated updates, h̄ + Δ_i − h_i, with the client's last update h_i and the mean h̄ over all clients.
+    """h̄ + Δ_i − h_i, with the client's last update h_i and the mean h̄ over all clients.
 
     Both are as they were before the merge; then the cache takes the new updates. So the anchors' mean is CA2FL's step.
     """
 
     def __init__(self, cache: ClientCache) -> None:
-        self.cache = cache
+        self.state = cache
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
-        """See `AnchorKind`."""
-        mean = self.cache.mean()
-        anchors = [mean + a.update.delta - self.cache[a.update.job.client] for a in arrivals]
+        """See `Anchoring`."""
+        mean = self.state.mean()
+        anchors = [mean + a.update.delta - self.state[a.update.job.client] for a in arrivals]
         for arrival in arrivals:
-            self.cache.put(arrival.update.job.client, arrival.update.delta)
+            self.state.put(arrival.update.job.client, arrival.update.delta)
         return anchors
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The cache."""
-        return self.cache.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `AnchorKind`."""
-        self.cache.load_state_dict(state)
+class AdaptiveOptions(Strict):
+    """Updates preconditioned by AMSGrad's moments, as in FADAS."""
+
+    name: Literal["adaptive"] = "adaptive"
+    beta2: SecondDecay = 0.99
+    epsilon: Epsilon = 1e-8
+
+    def build(self, parts: Parts) -> Anchoring:
+        """With moments that start at zero."""
+        return AdaptiveAnchors(Amsgrad.zeros(parts.bench.layout.size, parts.device), self.beta2, self.epsilon)
 
 
 class AdaptiveAnchors:
-    """FADAS's preconditioned updates, Δ/(√v̂ + ε), each brought back to the length of its Δ.
+    """Δ/(√v̂ + ε), each scaled back to the length of its Δ; the moments take in the mean of what arrived."""
 
-    The moments are fed the mean of what arrived, as FADAS feeds them its buffer's.
-    """
-
-    def __init__(self, moments: Amsgrad) -> None:
-        self.moments = moments
+    def __init__(self, moments: Amsgrad, beta2: float = 0.99, epsilon: float = 1e-8) -> None:
+        self.beta2 = beta2
+        self.epsilon = epsilon
+        self.state = moments
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
-        """See `AnchorKind`."""
+        """See `Anchoring`."""
         deltas = [a.update.delta for a in arrivals]
         if deltas:
-            self.moments.observe(torch.stack(deltas).mean(0))
-        return [self._at_length(self.moments.precondition(delta), delta) for delta in deltas]
+            self.state.observe(torch.stack(deltas).mean(0), 0.0, self.beta2)
+        return [_at_length(self.state.precondition(delta, self.epsilon), delta) for delta in deltas]
 
-    @staticmethod
-    def _at_length(anchor: Tensor, delta: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(anchor)
-        if not length or not bool(length.isfinite()):  # it under- or overflows: the update itself must do
-            return delta
-        return anchor.mul(torch.linalg.vector_norm(delta) / length)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The moments."""
-        return self.moments.state_dict()
+def _at_length(anchor: Tensor, delta: Tensor) -> Tensor:
+    length = torch.linalg.vector_norm(anchor)
+    if not length or not bool(length.isfinite()):  # it under- or overflows: use the update itself
+        return delta
+    return anchor.mul(torch.linalg.vector_norm(delta) / length)
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `AnchorKind`."""
-        self.moments.load_state_dict(state)
+
+AnyAnchors = RawAnchors | CalibratedOptions | AdaptiveOptions
+AnchorOptions = Annotated[AnyAnchors, Discriminator("name"), choice("raw")]

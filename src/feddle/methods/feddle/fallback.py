@@ -1,56 +1,63 @@
-"""The trusted methods that a search starts from, as raw coefficients b of a step Σ b_m a_m."""
+"""The trusted methods that a search starts from, as raw coefficients b of a step Σ b_m a_m.
+
+Each fallback is its own options: calling it gives one coefficient per arrival, in order of arrival.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Discriminator, Field
 
 from feddle.core.messages import Arrival
-from feddle.core.staleness import StalenessWeight, polynomial, staleness_weight
+from feddle.core.staleness import polynomial, staleness_weight
+from feddle.methods.fedasync import Exponent, Mixing
+from feddle.methods.strategy import ServerLr, Staleness
+from feddle.options import Count, NonNegative, Strict, choice
 
 
 class Fallback(Protocol):
     """What a trusted method would do with the anchors that just arrived."""
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """One raw coefficient for each arrival, in order of arrival."""
+        """One raw coefficient per arrival."""
 
 
-@dataclass(frozen=True)
-class FedBuffFallback:
-    """FedBuff's step with the arrivals as its buffer: η·s(τ)/n.
+class FedBuffFallback(Strict):
+    """FedBuff's step with the arrivals as its buffer."""
 
-    With `buffer_size` B, η·s(τ)/max(n, B): a round with few arrivals takes a short step.
-    """
-
-    lr: float = 1.0
-    staleness: StalenessWeight = "sqrt"
-    buffer_size: int = 1
+    name: Literal["fedbuff"] = "fedbuff"
+    lr: ServerLr = 1.0
+    staleness: Staleness = "sqrt"
+    buffer_size: Count = Field(
+        1, description="with fewer arrivals than this the step is shorter, as if the missing ones were zero"
+    )
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """See `Fallback`."""
+        """η·s(τ)/max(n, B)."""
         size = max(len(arrivals), self.buffer_size)
         return [self.lr * staleness_weight(self.staleness, a.staleness) / size for a in arrivals]
 
 
-@dataclass(frozen=True)
-class FedAvgFallback:
-    """FedAvg's step over all arrivals: n_j/n."""
+class FedAvgFallback(Strict):
+    """The arrivals' mean, weighted by examples."""
+
+    name: Literal["fedavg"] = "fedavg"
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """See `Fallback`."""
+        """n_j/n."""
         examples = sum(a.update.num_examples for a in arrivals)
         return [a.update.num_examples / examples for a in arrivals]
 
 
-@dataclass(frozen=True)
-class FedAsyncFallback:
-    """FedAsync's mixing, α_m Π_{later i} (1 − α_i); the drift of the start models lies outside the anchors' span."""
+class FedAsyncFallback(Strict):
+    """FedAsync's mixing of one arrival after the other."""
 
-    alpha: float = 0.4
-    exponent: float = 0.5
+    name: Literal["fedasync"] = "fedasync"
+    alpha: Mixing = 0.4
+    exponent: Exponent = 0.5
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """See `Fallback`."""
+        """α_m Π_{later i} (1 − α_i); the drift of the start models is outside the anchors' span and dropped."""
         raw, rest = [], 1.0
         for arrival in reversed(arrivals):
             mixing = self.alpha * polynomial(arrival.staleness, self.exponent)
@@ -59,26 +66,28 @@ class FedAsyncFallback:
         return raw[::-1]
 
 
-@dataclass(frozen=True)
-class AdaptiveFallback:
-    """FedAvg's step if the arrivals are fresh, else FedBuff's, which trusts stale ones less.
+class AdaptiveFallback(Strict):
+    """FedAvg's step in rounds whose arrivals are fresh, FedBuff's in the others."""
 
-    Fresh: a mean staleness of at most `threshold` rounds.
-    """
-
-    threshold: float = 1.0
+    name: Literal["adaptive"] = "adaptive"
+    threshold: NonNegative = Field(1.0, description="largest mean staleness of the arrivals that counts as fresh")
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """See `Fallback`."""
+        """FedBuff trusts stale updates less."""
         fresh = sum(a.staleness for a in arrivals) <= self.threshold * len(arrivals)
         chosen: Fallback = FedAvgFallback() if fresh else FedBuffFallback()
         return chosen(arrivals)
 
 
-@dataclass(frozen=True)
-class NoFallback:
+class NoFallback(Strict):
     """Start from the current model."""
 
+    name: Literal["none"] = "none"
+
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """See `Fallback`."""
+        """Zeros."""
         return [0.0] * len(arrivals)
+
+
+AnyFallback = FedBuffFallback | FedAvgFallback | FedAsyncFallback | AdaptiveFallback | NoFallback
+FallbackOptions = Annotated[AnyFallback, Discriminator("name"), choice("fedbuff")]

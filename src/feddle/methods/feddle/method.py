@@ -2,27 +2,79 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from feddle.core.atlas import Atlas
+from feddle.core.atlas import Atlas, Eviction
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
-from feddle.core.search import Found, Objective, Search, SearchSpace, full_pass
+from feddle.core.messages import Arrival, Merged
+from feddle.core.search import Found, Objective, Observer, Search, Searched, SearchSpace, rounded
 from feddle.core.seeds import seed_for
-from feddle.methods.feddle.anchors import AnchorKind, RawAnchors
-from feddle.methods.feddle.fallback import Fallback
-from feddle.methods.strategy import above, average_buffers, below
+from feddle.methods.feddle.anchors import Anchoring, AnchorOptions, RawAnchors
+from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
+from feddle.methods.feddle.search import PaperSearch, SearchOptions, SgdSearch
+from feddle.methods.feddle.storage import FloatStorage, StorageOptions
+from feddle.methods.strategy import MethodOptions, average_buffers
+from feddle.options import Count, NonNegative
+from feddle.training.objectives import ObjectiveOptions, default_objective
+from feddle.training.parts import Parts
 
 
-@dataclass(frozen=True, eq=False)
-class Witness:
-    """Another objective, whose directions are compared with the guiding one's every so many rounds."""
+class FeddleOptions(MethodOptions):
+    """Search the merging coefficients of an atlas of updates on the server's data."""
 
-    objective: Objective
-    every: int
+    name: Literal["feddle"] = "feddle"
+    atlas_size: Count | None = Field(
+        None, description="largest number of anchors (M); by default 2 × clients.per_round"
+    )
+    eviction: Eviction = Field(
+        "importance",
+        description="which anchor a full atlas drops: `importance` the one with the smallest |ĉ|, `fifo` the oldest",
+    )
+    anchors: AnchorOptions = RawAnchors()
+    storage: StorageOptions = FloatStorage()
+    normalise: bool = Field(True, description="scale the anchors to their median norm")
+    fallback: FallbackOptions = FedBuffFallback()
+    objective: ObjectiveOptions | None = None
+    regularisation: NonNegative | None = Field(
+        None,
+        description="strength λ of the pull towards the fallback; by default 0 with in-domain data, 0.01 with "
+        "out-of-domain data",
+    )
+    search: SearchOptions = PaperSearch()
+
+    def build(self, parts: Parts) -> "Feddle":
+        """The method."""
+        outside = bool(parts.out_of_domain)
+        capacity, dimension = self.atlas_size or 2 * parts.per_round, parts.bench.layout.size
+        rows = self.storage.build(capacity, dimension, parts.device)
+        search = self.search
+        if isinstance(search, SgdSearch) and search.step is None and outside:
+            search = search.model_copy(update={"step": "theorem-2"})
+        regularisation = (0.01 if outside else 0.0) if self.regularisation is None else self.regularisation
+        return Feddle(
+            (self.objective or default_objective(parts)).build(parts),
+            Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),
+            search,
+            self.fallback,
+            anchors=self.anchors.build(parts),
+            normalise=self.normalise,
+            regularisation=regularisation,
+            seed=parts.seed,
+            observe=parts.observe,
+        )
+
+
+@dataclass(eq=False)
+class FeddleState:
+    """What Feddle remembers: its atlas, and what its anchors and its objective remember."""
+
+    atlas: Atlas
+    anchors: Any
+    objective: Any
 
 
 class Feddle:
@@ -32,8 +84,6 @@ class Feddle:
     λ/2·‖c − c′‖² (`regularisation`). A round without a new anchor leaves the model as it is.
     """
 
-    max_staleness: int | None = None
-
     def __init__(
         self,
         objective: Objective,
@@ -41,11 +91,11 @@ class Feddle:
         search: Search,
         fallback: Fallback,
         *,
-        anchors: AnchorKind | None = None,
+        anchors: Anchoring | None = None,
         normalise: bool = True,
         regularisation: float = 0.0,
         seed: int = 0,
-        witness: Witness | None = None,
+        observe: Observer | None = None,
     ) -> None:
         self.objective = objective
         self.atlas = atlas
@@ -55,29 +105,27 @@ class Feddle:
         self.normalise = normalise
         self.regularisation = regularisation
         self.seed = seed
-        self.witness = witness
-        self.notes: Mapping[str, Any] = {}
-        self._merges = 0
+        self.observe = observe
+        self.state = FeddleState(atlas, getattr(self.anchors, "state", None), getattr(objective, "state", None))
 
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""
-        self._merges += 1
-        self.notes = {}
         fresh = self._insert(arrivals)
         origin = Weights(model.vector, average_buffers(model, arrivals))
         if not fresh:
-            return origin
+            return Merged(origin)
         scales = self.atlas.row_scales()
         space = SearchSpace(origin, self.atlas.active(), scales if self.normalise else torch.ones_like(scales))
         start = self._start(fresh, space.scales)
-        seed = seed_for(self.seed, "search", self._merges)
+        seed = seed_for(self.seed, "search", round)
         self.objective.begin(space.point(start), seed)
         found = self.search(space, self.objective, start, regularisation=self.regularisation, seed=seed)
         self.atlas.score(found.coefficients)
-        self._note(found.coefficients, start, found.loss)
-        if self.witness is not None and self._merges % self.witness.every == 0:
-            self.notes = {**self.notes, **self._compare(self.witness.objective, space, start, found, seed)}
-        return space.point(found.coefficients)
+        notes = self._notes(found, start)
+        if self.observe is not None:
+            searched = Searched(round, space, self.objective, self.search, start, found, self.regularisation, seed)
+            notes |= self.observe(searched)
+        return Merged(space.point(found.coefficients), notes)
 
     def _insert(self, arrivals: Sequence[Arrival]) -> dict[int, Arrival]:
         """The new anchors that are still there, by row, in order of arrival; a zero update is no direction."""
@@ -98,43 +146,13 @@ class Feddle:
         start[list(fresh)] = torch.tensor(raw, dtype=scales.dtype, device=scales.device)
         return start / scales
 
-    def _compare(
-        self, witness: Objective, space: SearchSpace, start: Tensor, found: Found, seed: int
-    ) -> dict[str, float]:
-        """Cosines between the two objectives' directions: ∂ℓ/∂c at c′ over all examples, and ĉ − c′."""
-        point = space.point(start)
-        witness.begin(point, seed)
-        ours, theirs = (space.project(full_pass(o, point)[1]) for o in (self.objective, witness))
-        other = self.search(space, witness, start, regularisation=self.regularisation, seed=seed)
-        moves = (found.coefficients - start, other.coefficients - start)
-        return {
-            "signal_cosine": float(torch.cosine_similarity(ours, theirs, dim=0)),
-            "search_cosine": float(torch.cosine_similarity(*moves, dim=0)),
-        }
-
-    def _note(self, coefficients: Tensor, start: Tensor, loss: float) -> None:
+    def _notes(self, found: Found, start: Tensor) -> dict[str, Any]:
         origins = self.atlas.origins()
-        self.notes = {
-            "coefficients": [round(c, 6) for c in coefficients.tolist()],
-            "negative_share": float((coefficients < 0).float().mean()),
-            "moved": float(torch.linalg.vector_norm(coefficients - start)),
+        return {
+            "coefficients": rounded(found.coefficients),
+            "negative_share": float((found.coefficients < 0).float().mean()),
+            "moved": float(torch.linalg.vector_norm(found.coefficients - start)),
             "anchor_clients": [job.client for job in origins],
             "anchor_versions": [job.version for job in origins],
-            "search_loss": loss,
+            "search_loss": found.loss,
         }
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `Strategy`."""
-        return {
-            **above("atlas.", self.atlas.state_dict()),
-            **above("anchors.", self.anchors.state_dict()),
-            **above("objective.", self.objective.state_dict()),
-            "merges": torch.tensor(self._merges),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Strategy`."""
-        self._merges = int(state["merges"])
-        self.atlas.load_state_dict(below("atlas.", state))
-        self.anchors.load_state_dict(below("anchors.", state))
-        self.objective.load_state_dict(below("objective.", state))

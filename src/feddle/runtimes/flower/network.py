@@ -3,29 +3,28 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
 import httpx
-import torch
 from flwr.app import Message
 from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 from flwr.supercore import log
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from pydantic import Field
 from torch import Tensor
 
-from feddle.core.errors import FeddleError, StoppedError
-from feddle.core.messages import Job
+from feddle.core.errors import FeddleError, StoppedError, one_line
+from feddle.core.messages import Job, Round
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.flower.plan import FederationPlan
-from feddle.flower.pulls import Pulls
-from feddle.flower.roster import Node, Roster
-from feddle.flower.wire import Order, UnreadableError, order_message, read_update
-from feddle.methods.strategy import above, below
-from feddle.run.load import one_line
-from feddle.runtimes.simulation import Round
+from feddle.core.state import load, prefixed, save, without_prefix
+from feddle.methods.strategy import max_staleness
+from feddle.options import Count, NonNegative, Positive, Strict
+from feddle.runtimes.flower.pulls import Pulls
+from feddle.runtimes.flower.roster import Node, Roster
+from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_update
 from feddle.server import Server
 from feddle.training.train import Recipe
 
@@ -53,6 +52,28 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
+class Rules(Strict):
+    """When updates are merged and jobs end, in seconds."""
+
+    merge_after: Positive = Field(600.0, description="seconds after the first arrival until what has arrived is merged")
+    job_limit: Positive = Field(3600.0, description="seconds until a job is given up; its update is then too late")
+    cooldown: NonNegative = Field(
+        60.0, description="seconds without a job after a node has failed; doubled each time in a row"
+    )
+    at_once: Count | None = Field(
+        None, description="largest number of jobs under way; by default one for each connected node"
+    )
+    poll: Positive = Field(1.0, description="seconds between two looks for replies")
+
+
+@dataclass(eq=False)
+class NetworkState:
+    """What a network remembers besides its server and its nodes."""
+
+    layout: str  # digest of the model's layout
+    dropped: Counter[str] = field(default_factory=Counter)  # jobs that ended without an update, by reason
+
+
 class Network:
     """Each round: give idle nodes jobs, take in what comes back, merge.
 
@@ -62,16 +83,28 @@ class Network:
     dropped and counted in `dropped`.
     """
 
-    def __init__(self, server: Server, grid: Grid, plan: FederationPlan, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        server: Server,
+        grid: Grid,
+        rules: Rules,
+        *,
+        recipe: Recipe,
+        seed: int,
+        per_round: int,
+        limit: int,
+        clock: Clock | None = None,
+    ) -> None:
         self.server = server
         self.grid = grid
-        self.plan = plan
-        self.rules = plan.federation
+        self.rules = rules
+        self.recipe = recipe
+        self.seed = seed
+        self.per_round = per_round
         self.clock = clock or Clock()
-        self.roster = Roster(plan.clients.count)
-        self.dropped: Counter[str] = Counter()
+        self.roster = Roster(limit)
+        self.state = NetworkState(server.digest)
         self.watch: Callable[[], None] = lambda: None  # called at each look
-        self._recipe = Recipe(**plan.training.model_dump())
         self._under_way: dict[str, _Sent] = {}  # by message id
         self._given_up: dict[str, _Sent] = {}
         self._pulls = Pulls(grid)
@@ -93,14 +126,15 @@ class Network:
             self.clock.sleep(self.rules.poll)
             self._look()
         jobs = len(self._sent)
-        arrivals = self.server.advance()
+        arrivals, merged = self.server.advance()
         self.roster.merged()
         notes = {
+            **merged,
             "sent": [list(astuple(job)) for job in self._sent],
             "jobs": [list(astuple(arrival.update.job)) for arrival in arrivals],
             "at": round(time.time(), 3),
             "nodes": sum(node.connected for node in self.roster.nodes.values()),
-            "dropped": dict(self.dropped),
+            "dropped": dict(self.state.dropped),
         }
         returned = self._returned
         self._new_round()
@@ -135,14 +169,14 @@ class Network:
         self._tell("trouble", "the SuperLink cannot be asked, trying on: %s", _one_line(error))
 
     def _is_due(self) -> bool:
-        limit = self.server.strategy.max_staleness
-        if limit is not None and limit < 0:  # a method that uses no update at all
+        limit = max_staleness(self.server.strategy)
+        if limit is not None and limit < 0:  # the method uses no updates at all
             return True
         if self._first_at is None:
             return False
         waited = self.clock.now() - self._first_at
         return (
-            self._accepted >= self.plan.clients.per_round
+            self._accepted >= self.per_round
             or waited >= self.rules.merge_after
             or not (self._under_way or self.roster.idle(self.clock.now()))
         )
@@ -154,7 +188,7 @@ class Network:
         idle = self.roster.idle(now)
         if not idle:
             return
-        order = numpy_generator(seed_for(self.plan.seed, "sample", self.server.version, len(self._sent)))
+        order = numpy_generator(seed_for(self.seed, "sample", self.server.version, len(self._sent)))
         free = len(idle) if self.rules.at_once is None else max(0, self.rules.at_once - len(self._under_way))
         chosen = [idle[i] for i in order.permutation(len(idle))[:free]]
         for node in chosen:
@@ -164,7 +198,7 @@ class Network:
         job = self.server.dispatch(node.client)
         start = self.server.start_of(job)
         limit = self.rules.job_limit
-        order = Order(job, start, self.server.digest, self._recipe, self.plan.seed)
+        order = Order(job, start, self.server.digest, self.recipe, self.seed)
         node.begin(job)
         self._sent.append(job)
         try:
@@ -199,13 +233,13 @@ class Network:
         """A reply to the message `asked`, whatever the reply says of itself: that is a node's word."""
         sent = self._under_way.get(asked) or self._given_up.get(asked)
         if sent is None:
-            self.dropped["duplicate"] += 1
+            self.state.dropped["duplicate"] += 1
         elif not _is_from(sent.node, reply):  # the job goes on: nobody ends it in another's name
-            self.dropped["from another node"] += 1
+            self.state.dropped["from another node"] += 1
         elif asked in self._given_up:
             self._forget_given_up(asked)
             if reply.has_content():
-                self.dropped["late"] += 1
+                self.state.dropped["late"] += 1
         elif reply.has_error():
             del self._under_way[asked]
             self._end(sent.node, sent.job, "error", reply.error.reason or f"code {reply.error.code}")
@@ -226,7 +260,7 @@ class Network:
             reason = next(iter(self.server.refused - before))
             self._end(sent.node, sent.job, "refused", reason)
             return
-        staleness, limit = self.server.version - sent.job.version, self.server.strategy.max_staleness
+        staleness, limit = self.server.version - sent.job.version, max_staleness(self.server.strategy)
         sent.node.succeed(staleness)
         if self._first_at is None:  # whatever it is worth, the node waits for a merge from here on
             self._first_at = self.clock.now()
@@ -254,7 +288,7 @@ class Network:
         self.server.forget(job)
         node.fail(self.clock.now(), self.rules.cooldown, f"{how}: {told}" if told else how)
         if how != "refused":  # those are counted by the server, by reason
-            self.dropped[how] += 1
+            self.state.dropped[how] += 1
         log(WARNING, "node %s (client %s), job %s: %s", node.id, node.client, job.number, node.why)
 
     def _tell_if_alone(self) -> None:
@@ -283,40 +317,41 @@ class Network:
         """How things stand, as JSON values."""
         return {
             "version": self.server.version,
-            "rounds": self.plan.rounds,
             "arrived": self._accepted,
-            "wanted": self.plan.clients.per_round,
+            "wanted": self.per_round,
             "under_way": len(self._under_way),
             "nodes": self.roster.view(self.clock.now()),
             "turned_away": len(self.roster.turned_away),
-            "dropped": dict(self.dropped),
+            "dropped": dict(self.state.dropped),
             "refused": dict(self.server.refused),
         }
 
+    def facts(self) -> dict[str, Any]:
+        """Jobs that ended without an update, by reason, and the number of nodes that ever took part."""
+        return {"dropped": dict(self.state.dropped), "clients": len(self.roster.nodes)}
+
     def state_dict(self) -> dict[str, Tensor]:
-        """The server, whose model it is, who has which number, and the counts, as tensors."""
+        """The server, the nodes' numbers and the counts, as tensors."""
         return {
-            "layout": self._layout(),
-            **above("server.", self.server.state_dict()),
-            **above("roster.", self.roster.state_dict()),
-            **above("dropped.", {reason: torch.tensor(count) for reason, count in self.dropped.items()}),
+            **prefixed("server", self.server.state_dict()),
+            **prefixed("roster", save(self.roster.state)),
+            **save(self.state),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state: what was under way is lost, since replies reach only the run that asked."""
-        if not torch.equal(state.get("layout", self._layout()), self._layout()):  # the app is the user's to change
+        """Continue from a saved state; jobs under way are lost, since replies reach only the run that sent them."""
+        saved = NetworkState("")
+        load(saved, state)
+        if saved.layout != self.server.digest:  # the user may have changed the app
             raise FeddleError(
                 "the checkpoint is of a federation with another model; undo the change to the model, or start a new "
                 "run in another folder"
             )
-        self.server.load_state_dict(below("server.", state))
+        self.state = saved
+        self.server.load_state_dict(without_prefix("server", state))
         for job in self.server.in_flight:
             self.server.forget(job)
-        self.roster.load_state_dict(below("roster.", state))
-        self.dropped = Counter({reason: int(count) for reason, count in below("dropped.", state).items()})
-
-    def _layout(self) -> Tensor:
-        return torch.tensor(list(self.server.digest.encode()), dtype=torch.uint8)
+        self.roster.restore(without_prefix("roster", state))
 
 
 def _is_from(node: Node, reply: Message) -> bool:

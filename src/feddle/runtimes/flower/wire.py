@@ -36,7 +36,7 @@ class Order:
 
 def order_message(order: Order, node: int, ttl: float) -> Message:
     """The message that sends an order to a node."""
-    facts = {**asdict(order.job), "digest": order.digest, "seed": order.seed, **asdict(order.recipe)}
+    facts = {**asdict(order.job), "digest": order.digest, "seed": order.seed, **order.recipe.model_dump()}
     model = {"vector": _array(order.start.vector), "buffers": _array(order.start.buffers)}
     content = RecordDict({"model": ArrayRecord(model), "order": ConfigRecord(facts)})
     return Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl)
@@ -49,7 +49,7 @@ def read_order(message: Message) -> Order:
         job = Job(*(_int(facts.pop(name)) for name in ("client", "number", "version")))
         digest, seed = str(facts.pop("digest")), _int(facts.pop("seed"))
         start = Weights(*(_tensor(model[name]) for name in ("vector", "buffers")))
-        return Order(job, start, digest, Recipe(**facts), seed)  # type: ignore[arg-type]
+        return Order(job, start, digest, Recipe.model_validate(facts), seed)
     except (KeyError, TypeError, ValueError) as error:
         raise FeddleError(
             f"expected an order of feddle's server, but {type(error).__name__}: {error}; "

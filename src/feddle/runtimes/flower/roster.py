@@ -1,13 +1,13 @@
 """The nodes that take part, and how they are doing."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from feddle.core.messages import Job
+from feddle.core.state import load
 
 _LONGEST_COOLDOWN = 16  # times the shortest
 
@@ -110,18 +110,36 @@ class Roster:
             for node in self.nodes.values()
         ]
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Who has which number, and their counts; an id is an unsigned number of 64 bits, kept as a signed one."""
-        rows = [(_signed(node.id), node.done, node.failed) for node in self.nodes.values()]
-        return {"nodes": torch.tensor(rows, dtype=torch.int64).view(-1, 3)}
+    @property
+    def state(self) -> "RosterState":
+        """What is saved: who has which number, and their counts."""
+        return RosterState([_Row(_signed(node.id), node.done, node.failed) for node in self.nodes.values()])
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state: nobody has a job, nobody is known to be there."""
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue from a saved state: nobody has a job, and nobody is known to be connected."""
+        state = RosterState()
+        load(state, saved)
         nodes = [
-            Node(signed % 2**64, client, connected=False, done=done, failed=failed)
-            for client, (signed, done, failed) in enumerate(state["nodes"].tolist())
+            Node(row.id % 2**64, client, connected=False, done=row.done, failed=row.failed)
+            for client, row in enumerate(state.nodes)
         ]
         self.nodes = {node.id: node for node in nodes}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A node in a checkpoint; its id is an unsigned number of 64 bits, kept as a signed one."""
+
+    id: int
+    done: int
+    failed: int
+
+
+@dataclass(eq=False)
+class RosterState:
+    """The nodes by their client number."""
+
+    nodes: list[_Row] = field(default_factory=list)
 
 
 def _signed(number: int) -> int:

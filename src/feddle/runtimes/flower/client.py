@@ -13,7 +13,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, as_examples
-from feddle.flower.wire import read_order, update_message
+from feddle.runtimes.flower.wire import read_order, update_message
 from feddle.training.machine import one_thread
 from feddle.training.train import Loss, train_client
 

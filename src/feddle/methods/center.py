@@ -1,0 +1,59 @@
+"""Center: the server's data alone."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from feddle.core.layout import Weights
+from feddle.core.messages import Arrival, Merged
+from feddle.core.seeds import seed_for
+from feddle.data.examples import Examples
+from feddle.methods.strategy import BatchSize, MethodOptions
+from feddle.options import Count, Positive
+from feddle.training.parts import Parts
+from feddle.training.train import Recipe
+from feddle.training.workbench import Workbench
+
+
+class CenterOptions(MethodOptions):
+    """Train on the server's data alone; no client takes part."""
+
+    name: Literal["center"] = "center"
+    lr: Positive = Field(1e-3, description="learning rate")
+    epochs: Count = Field(50, description="passes over the server's data in the whole run")
+    batch_size: BatchSize = 32
+
+    def build(self, parts: Parts) -> "Center":
+        """The method."""
+        recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
+        return Center(parts.bench, parts.server_data(), recipe, rounds=parts.rounds, seed=parts.seed)
+
+
+class Center:
+    """Train on the server's data alone, `recipe.epochs` epochs in all, spread evenly over the rounds.
+
+    Updates are not used, so a simulation trains no client. One optimiser is used through all rounds; it is what
+    Center remembers.
+    """
+
+    max_staleness = -1
+
+    def __init__(self, bench: Workbench, examples: Examples, recipe: Recipe, *, rounds: int, seed: int) -> None:
+        self.bench = bench
+        self.examples = examples
+        self.recipe = recipe
+        self.rounds = rounds
+        self.seed = seed
+        self.state = recipe.make_optimizer(bench.model)
+
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
+        """See `Strategy`."""
+        epochs = self._epochs_by(round) - self._epochs_by(round - 1)
+        if epochs:
+            seed = seed_for(self.seed, "center", round)
+            model = self.bench.fit(model, self.examples, self.recipe.lasting(epochs), seed, self.state)
+        return Merged(model, {"server_epochs": epochs})
+
+    def _epochs_by(self, round: int) -> int:
+        return self.recipe.epochs * min(round, self.rounds) // self.rounds

@@ -1,0 +1,52 @@
+"""How the atlas stores its anchors."""
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field
+
+from feddle.core.errors import FeddleError
+from feddle.core.packed import Int8Rows, SparseRows
+from feddle.core.rows import FloatRows, Rows
+from feddle.options import Strict, choice
+
+
+class FloatStorage(Strict):
+    """Four bytes per number, nothing lost."""
+
+    name: Literal["float32"] = "float32"
+
+    def build(self, capacity: int, dimension: int, device: str) -> Rows:
+        """Room for `capacity` anchors."""
+        return FloatRows.empty(capacity, dimension, device)
+
+
+class Int8Storage(Strict):
+    """One byte per number, and one scale per anchor."""
+
+    name: Literal["int8"] = "int8"
+
+    def build(self, capacity: int, dimension: int, device: str) -> Rows:
+        """Room for `capacity` anchors."""
+        _require_cpu(self.name, device)
+        return Int8Rows.empty(capacity, dimension)
+
+
+class SparseStorage(Strict):
+    """The largest numbers of each anchor with their positions, eight bytes each."""
+
+    name: Literal["sparse"] = "sparse"
+    density: float = Field(0.1, gt=0, le=1, strict=True, description="share of an anchor's numbers that is kept")
+
+    def build(self, capacity: int, dimension: int, device: str) -> Rows:
+        """Room for `capacity` anchors."""
+        _require_cpu(self.name, device)
+        return SparseRows.empty(capacity, dimension, self.density)
+
+
+AnyStorage = FloatStorage | Int8Storage | SparseStorage
+StorageOptions = Annotated[AnyStorage, Discriminator("name"), choice("float32")]
+
+
+def _require_cpu(name: str, device: str) -> None:
+    if device != "cpu":
+        raise FeddleError(f"method.storage: {name} works on the cpu, but the device is {device}")

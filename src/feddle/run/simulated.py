@@ -1,0 +1,87 @@
+"""Building a simulated run."""
+
+import os
+import sys
+from pathlib import Path
+
+from feddle.clients.attacks import client_work
+from feddle.clients.work import ClientWork
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout, Weights
+from feddle.methods.strategy import Strategy
+from feddle.run.diagnostics import build_diagnostics, build_observer
+from feddle.run.plan import SimulationPlan
+from feddle.run.problem import Federation
+from feddle.run.run import Run, build_server, parts_of, resolve_device
+from feddle.runtimes.simulation import Simulation
+from feddle.runtimes.trainers import InlineTrainer
+from feddle.runtimes.workers import WorkerPool
+from feddle.training.machine import require_bfloat16
+
+AHEAD_BYTES = 2**30  # finished updates that wait for their arrival
+
+
+def simulated(
+    plan: SimulationPlan,
+    federation: Federation,
+    strategy: Strategy | None = None,
+    *,
+    scratch: Path | None = None,
+) -> Run[Simulation]:
+    """A run whose clients are simulated.
+
+    `strategy` replaces the plan's method; `scratch` is a folder for what does not fit in memory.
+    """
+    device = resolve_device(plan.device)
+    if plan.training.precision == "bfloat16" and device == "cpu":
+        require_bfloat16()
+    federation.model.to(device=device)
+    layout = Layout.of(federation.model)
+    trainer = build_trainer(plan, federation, layout, layout.read(federation.model), device)
+    observe = build_observer(plan.diagnostics, federation, layout)
+    parts = parts_of(plan, federation, layout, device, scratch=scratch, observe=observe)
+    simulation = Simulation(
+        build_server(plan, parts, strategy),
+        trainer,
+        plan.delays,
+        eligible=federation.sizes.nonzero().flatten().numpy(),
+        per_round=plan.clients.per_round,
+        seed=plan.seed,
+    )
+    if len(simulation.eligible) < plan.clients.per_round:
+        raise FeddleError(
+            f"only {len(simulation.eligible)} of {len(federation.sizes)} clients have any data, but clients.per_round "
+            f"is {plan.clients.per_round}; spread the data more evenly (data.partition) or lower clients.per_round"
+        )
+    method = plan.method.name if strategy is None else type(strategy).__name__
+    diagnostics = build_diagnostics(plan.diagnostics, federation, layout, trainer, plan.training.batch_size, plan.seed)
+    return Run(
+        plan, federation, layout, simulation, method=method, device=device, helpers=trainer, diagnostics=diagnostics
+    )
+
+
+def build_trainer(
+    plan: SimulationPlan, federation: Federation, layout: Layout, model: Weights, device: str
+) -> InlineTrainer | WorkerPool:
+    """Worker processes where they help, else this process."""
+    training = ClientWork(
+        federation.model, layout, federation.clients, plan.training, federation.loss, plan.seed, federation.augment
+    )
+    work = client_work(training, plan.attack, plan.privacy, federation.sizes.nonzero().flatten())
+    workers = resolve_workers(plan.workers, device)
+    if not workers:
+        return InlineTrainer(work)
+    ahead = max(2 * workers, AHEAD_BYTES // model.num_bytes)
+    return WorkerPool(work, model, workers, horizon=plan.rounds, ahead=ahead)
+
+
+def resolve_workers(workers: int | None, device: str) -> int:
+    """The number of worker processes, by default one per core; they need Linux's fork and the CPU."""
+    possible = sys.platform == "linux" and device == "cpu"
+    if workers is None:
+        return len(os.sched_getaffinity(0)) if possible and sys.platform == "linux" else 0
+    if workers and not possible:
+        raise FeddleError(
+            f"workers: {workers} processes need Linux and device cpu, this is {sys.platform} and {device}; use 0"
+        )
+    return workers

@@ -1,0 +1,29 @@
+"""What drives a server: the clients' side of a run."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from feddle.core.messages import Round
+from feddle.server import Server
+
+
+class Runtime(Protocol):
+    """Where the clients of a server are: in a simulation, or on a network."""
+
+    @property
+    def server(self) -> Server:
+        """The server that the clients train for."""
+
+    def step(self) -> Round:
+        """One round: until the next version of the model."""
+
+    def facts(self) -> dict[str, Any]:
+        """What the result of a run says about this runtime, as JSON values."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to continue, the server's state included, as tensors; taken between rounds."""
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved state."""

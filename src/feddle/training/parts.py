@@ -1,0 +1,51 @@
+"""What options build their objects from."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddle.core.errors import FeddleError
+from feddle.core.search import Observer
+from feddle.data.examples import Examples
+from feddle.training.train import Recipe
+from feddle.training.workbench import Workbench
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The numbers of a plan, the server's model and the server's data, as the options of a method need them."""
+
+    method: str  # its name, for error messages
+    bench: Workbench
+    recipe: Recipe  # how clients train
+    seed: int
+    rounds: int
+    clients: int  # J, all clients
+    per_round: int  # N, the clients sampled each round
+    server: Examples | None = None
+    out_of_domain: str | None = None  # the data set of the server's examples, if it is not the clients'
+    server_classes: int | None = None  # number of classes of the server's labels, if they are not the clients'
+    samples_per_round: int | None = None  # how many of the server's examples a round uses at most
+    device: str = "cpu"
+    scratch: Path | None = None  # a folder for what does not fit in memory
+    observe: Observer | None = None  # looks at every search, for diagnostics
+
+    def server_data(self, *, labelled: bool = True) -> Examples:
+        """The server's examples; with `labelled`, their labels must be those of the clients' task."""
+        if self.server is None:
+            raise FeddleError(
+                f"{self.method} uses the server's data, but there is none; set data.server.samples above 0"
+            )
+        if labelled and self.out_of_domain:
+            raise FeddleError(
+                f"{self.method} needs server data of the clients' own task, but data.server.name is "
+                f"{self.out_of_domain}; leave it out, or use feddf"
+            )
+        return self.server
+
+    @property
+    def classes(self) -> int:
+        """Number of classes of the server's labels: by default as many as the model distinguishes."""
+        head = self.bench.layout.head_name
+        if self.server_classes is not None or head is None:
+            return self.server_classes or 0
+        return int(self.bench.model.get_submodule(head).out_features)  # type: ignore[arg-type]

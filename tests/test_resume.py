@@ -234,6 +234,12 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"file": b"before"}
 
 
+def test_a_private_file_is_private_even_after_a_killed_write(tmp_path: Path) -> None:
+    (tmp_path / "key.partial").write_bytes(b"half")  # readable by others
+    write_whole(tmp_path / "key", b"secret", private=True)
+    assert [(p.name, p.stat().st_mode & 0o777) for p in tmp_path.iterdir()] == [("key", 0o600)]
+
+
 def test_a_torn_line_of_history_is_cut_off(tmp_path: Path, whole: Whole) -> None:
     cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
     with (tmp_path / "run" / "history.jsonl").open("a") as file:

@@ -33,7 +33,7 @@ from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.run.folder import RunFolder, go_on, resume_run, run_config
 from feddle.run.problem import Federation, build_federation
 from feddle.run.run import Line, Run
-from feddle.runtimes.workers import WorkerPool, _Task
+from feddle.runtimes.workers import WorkerPool
 from feddle.server import ENOUGH
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
 
@@ -563,7 +563,7 @@ def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
         pool = run.trainer
         assert isinstance(pool, WorkerPool)
         with pool._changed:  # a job that fails twice would end the run: one that has failed is let be
-            spared = [isinstance(w.task, _Task) and w.task.failures > 0 for w in pool._workers]
+            spared = [w.task is not None and w.task.failures > 0 for w in pool._workers]
             victims = [w for w, spare in zip(pool._workers, spared, strict=True) if not spare]
             pid = victims[line["round"] % len(victims)].process.pid if victims else None
             if pid is not None:

@@ -1,72 +1,22 @@
-"""Anchors in less memory than float32, and so less to read in every step of a search.
+"""Anchors that take less memory than float32, so that each step of a search reads less.
 
-The products widen what is kept on the way, in blocks that stay in the cache. numba compiles them: torch has no public
-product of 8-bit rows with a float32 vector, and that of bfloat16 rows is slow or missing on many processors.
+numba compiles the products, because torch has no public product of 8-bit rows with a float32 vector. They work in
+blocks that stay in the cache.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numba
 import numpy as np
 import torch
-from numba.extending import intrinsic
 from torch import Tensor
 
 from feddle.core.compiled import compiled
 from feddle.core.rows import allocate
 
-_BLOCK = 8192  # columns: their float32 sums stay in the first-level caches
-_jit = compiled(fastmath=True)  # sums of lanes, without which no SIMD
-_intrinsic: Callable[..., Any] = intrinsic
+_BLOCK = 8192  # columns: their float32 sums stay in the first-level cache
+_jit = compiled(fastmath=True)  # lets a sum be split over SIMD lanes
 _f32 = np.float32
-
-
-@dataclass(frozen=True, eq=False)
-class Bfloat16Rows:
-    """Anchors with float32's range and eight bits of precision (m, d): half of its memory."""
-
-    matrix: Tensor
-
-    @classmethod
-    def empty(cls, capacity: int, dimension: int) -> "Bfloat16Rows":
-        """Room for `capacity` anchors."""
-        return cls(allocate(capacity, dimension, torch.bfloat16))
-
-    def __len__(self) -> int:
-        return len(self.matrix)
-
-    def put(self, row: int, anchor: Tensor) -> None:
-        """Keep an anchor, each number rounded to the nearest."""
-        self.matrix[row] = anchor
-
-    def first(self, count: int) -> "Bfloat16Rows":
-        """See `Rows`."""
-        return Bfloat16Rows(self.matrix[:count])
-
-    def combine(self, origin: Tensor, coefficients: Tensor) -> Tensor:
-        """See `Anchors`."""
-        out = torch.empty_like(origin)
-        _combine(self._bits(), coefficients.numpy(), origin.numpy(), out.numpy())
-        return out
-
-    def project(self, vector: Tensor) -> Tensor:
-        """See `Anchors`."""
-        out = torch.zeros(len(self))
-        _project(self._bits(), vector.numpy(), out.numpy())
-        return out
-
-    def _bits(self) -> "np.ndarray[Any, np.dtype[np.uint16]]":
-        return self.matrix.view(torch.uint16).numpy()  # numpy has no bfloat16
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """See `Rows`."""
-        return {"matrix": self.matrix.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Rows`."""
-        self.matrix.copy_(state["matrix"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,33 +114,19 @@ class SparseRows:
         self.values.copy_(state["values"])
 
 
-@_intrinsic
-def _wide(_: Any, code: Any) -> Any:
-    """A number as it is kept, as a float32: of an 8-bit integer its value, of 16 bits the bfloat16 that they are."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        single = context.get_value_type(numba.float32)
-        if code == numba.int8:
-            return builder.sitofp(arguments[0], single)
-        bits = builder.zext(arguments[0], context.get_value_type(numba.uint32))
-        return builder.bitcast(builder.shl(bits, bits.type(16)), single)  # bfloat16 is the upper half of a float32
-
-    return numba.float32(code), generate
-
-
-# four rows at a time share what is loaded of the vector
+# four rows at a time, so that the vector is loaded once for all of them
 
 
 @_jit
 def _add4(out, a, b, c, d, k):  # type: ignore[no-untyped-def]
     for i in range(out.size):
-        out[i] += k[0] * _wide(a[i]) + k[1] * _wide(b[i]) + k[2] * _wide(c[i]) + k[3] * _wide(d[i])
+        out[i] += k[0] * _f32(a[i]) + k[1] * _f32(b[i]) + k[2] * _f32(c[i]) + k[3] * _f32(d[i])
 
 
 @_jit
 def _add(out, a, k):  # type: ignore[no-untyped-def]
     for i in range(out.size):
-        out[i] += k * _wide(a[i])
+        out[i] += k * _f32(a[i])
 
 
 @_jit
@@ -198,10 +134,10 @@ def _dot4(out, a, b, c, d, vector):  # type: ignore[no-untyped-def]
     s0, s1, s2, s3 = _f32(0), _f32(0), _f32(0), _f32(0)
     for i in range(vector.size):
         x = vector[i]
-        s0 += _wide(a[i]) * x
-        s1 += _wide(b[i]) * x
-        s2 += _wide(c[i]) * x
-        s3 += _wide(d[i]) * x
+        s0 += _f32(a[i]) * x
+        s1 += _f32(b[i]) * x
+        s2 += _f32(c[i]) * x
+        s3 += _f32(d[i]) * x
     out[0] += s0
     out[1] += s1
     out[2] += s2
@@ -212,7 +148,7 @@ def _dot4(out, a, b, c, d, vector):  # type: ignore[no-untyped-def]
 def _dot(a, vector):  # type: ignore[no-untyped-def]
     s = _f32(0)
     for i in range(vector.size):
-        s += _wide(a[i]) * vector[i]
+        s += _f32(a[i]) * vector[i]
     return s
 
 

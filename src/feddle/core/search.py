@@ -1,7 +1,7 @@
 """The search for merging coefficients over the server's data."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -28,9 +28,6 @@ class Objective(Protocol):
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
         """The mean loss over the examples with these indices, and its gradient (d,)."""
-
-    def each(self, point: Weights, batches: Sequence[Tensor]) -> Iterable[tuple[float, Tensor]]:
-        """`loss_and_gradient` of each batch, in order; they do not depend on each other, so others may help."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What goes on from one search to the next."""
@@ -218,8 +215,8 @@ def mini_batch_sizes(count: int, batch_size: int) -> list[int]:
 def full_pass(objective: Objective, point: Weights, batch_size: int = _PASS) -> tuple[float, Tensor]:
     """The mean loss over all of the server's data and its gradient (d,), summed in a fixed order."""
     total, gradient = 0.0, torch.zeros_like(point.vector)
-    batches = torch.split(torch.arange(len(objective)), batch_size)
-    for examples, (loss, part) in zip(batches, objective.each(point, batches), strict=True):
+    for examples in torch.split(torch.arange(len(objective)), batch_size):
+        loss, part = objective.loss_and_gradient(point, examples)
         share = len(examples) / len(objective)
         total += share * loss
         gradient.add_(part, alpha=share)

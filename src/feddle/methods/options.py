@@ -245,12 +245,6 @@ class FloatStorage(Strict):
     name: Literal["float32"] = "float32"
 
 
-class Bfloat16Storage(Strict):
-    """Two bytes a number, with float32's range."""
-
-    name: Literal["bfloat16"] = "bfloat16"
-
-
 class Int8Storage(Strict):
     """One byte a number and a scale a row."""
 
@@ -264,7 +258,7 @@ class SparseStorage(Strict):
     density: float = Field(0.1, gt=0, le=1, strict=True, description="the share of an anchor's numbers that is kept")
 
 
-AnyStorage = FloatStorage | Bfloat16Storage | Int8Storage | SparseStorage
+AnyStorage = FloatStorage | Int8Storage | SparseStorage
 Storage = Annotated[AnyStorage, Discriminator("name"), choice("float32")]
 
 

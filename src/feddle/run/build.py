@@ -7,7 +7,7 @@ from typing import assert_never
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
-from feddle.core.packed import Bfloat16Rows, Int8Rows, SparseRows
+from feddle.core.packed import Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
 from feddle.core.search import LbfgsSearch, Objective, PaperSearch, Search, SgdSearch
 from feddle.data.examples import Examples
@@ -35,7 +35,6 @@ from feddle.methods.server_data import HFCL, Center, FedFT
 from feddle.methods.strategy import Strategy
 from feddle.run import plan as cfg
 from feddle.run.problem import Federation
-from feddle.runtimes.workers import SharedObjective, WorkerPool
 from feddle.training.objectives import TaskObjective, entropy
 from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective, Targets
 from feddle.training.train import Recipe
@@ -51,7 +50,6 @@ class Parts:
     layout: Layout
     device: str
     scratch: Path | None  # a folder for what does not fit in memory
-    pool: WorkerPool | None = None  # workers that help with a search when they are idle
 
     @property
     def bench(self) -> Workbench:
@@ -188,12 +186,8 @@ def build_objective(name: methods.Objective | None, parts: Parts) -> Objective:
     name = name or ("surrogate" if outside else "task")
     match name:
         case "task":
-            objective = TaskObjective(
-                bench.model, bench.layout, parts.server_data(), bench.loss, samples_per_round=limit
-            )
-            if parts.pool is None or (limit is not None and limit < len(examples)):
-                return objective
-            return SharedObjective(objective, parts.pool)
+            examples = parts.server_data()
+            return TaskObjective(bench.model, bench.layout, examples, bench.loss, samples_per_round=limit)
         case "entropy":
             return TaskObjective(bench.model, bench.layout, examples, entropy, samples_per_round=limit)
         case "surrogate":
@@ -213,8 +207,6 @@ def _build_rows(storage: methods.AnyStorage, capacity: int, parts: Parts) -> Row
     if parts.device != "cpu":
         raise FeddleError(f"method.storage: {storage.name} works on the cpu, but the device is {parts.device}")
     match storage:
-        case methods.Bfloat16Storage():
-            return Bfloat16Rows.empty(capacity, parts.layout.size)
         case methods.Int8Storage():
             return Int8Rows.empty(capacity, parts.layout.size)
         case methods.SparseStorage(density=density):

@@ -206,8 +206,7 @@ class Run(Course):
         federation.model.to(device=device)
         layout = Layout.of(federation.model)
         self.trainer = build_trainer(plan, federation, layout, layout.read(federation.model), device)
-        pool = self.trainer if isinstance(self.trainer, WorkerPool) else None
-        server = build_server(Parts(plan, federation, layout, device, scratch, pool), strategy)
+        server = build_server(Parts(plan, federation, layout, device, scratch), strategy)
         self.simulation = start_simulation(plan, federation, server, self.trainer)
         method = plan.method.name if strategy is None else type(strategy).__name__
         super().__init__(plan, federation, layout, self.simulation, method=method, device=device)

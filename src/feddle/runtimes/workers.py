@@ -1,45 +1,40 @@
 """Training ahead of time in worker processes.
 
-A job's start is known long before its update is due, so workers train while the server searches; one that has no job
-helps with the search. The parent keeps the order of the jobs; a worker has two rows of shared memory, one for the
-model that it starts from and one for its result. Data and model come with the fork: nothing is copied or pickled.
+The start of a job is known long before its update is due, so workers train while the server searches. The parent keeps
+the order of the jobs. Each worker has two rows of shared memory, one for the weights that a job starts from and one for
+its result. Workers are forked, so they share the data and the model with the parent: nothing is copied or pickled.
 """
 
 import json
 import multiprocessing
 import threading
 import warnings
-from collections import deque
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from heapq import heappop, heappush
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Self
-
-from torch import Tensor
+from typing import Self
 
 from feddle.clients.work import Work
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.core.search import Objective
 from feddle.runtimes.worker_process import Rows, serve
-from feddle.training.objectives import TaskObjective
 
 _ATTEMPTS = 2
-_HANDED_BACK = 10  # deaths before a job even began: it is not the job's fault, but something is very wrong
+_HANDED_BACK = 10  # times a worker may die before it has begun a job: not the job's fault, but not normal either
 
 
 @dataclass(eq=False)
 class _Task:
-    """A job on its way; `outcome` is set when it is done, or has failed for good."""
+    """A job in progress; `outcome` is set when the job is done or has failed for the last time."""
 
     job: Job
     start: Weights
-    order: tuple[int, int]  # the round it is due in, then the order of dispatch
+    order: tuple[int, int]  # the round in which it is due, then the order of dispatch
     pending: bool = True
     failures: int = 0
     handed_back: int = 0
@@ -47,29 +42,20 @@ class _Task:
 
 
 @dataclass(eq=False)
-class _Shard:
-    """A part of a pass over the server's data that a worker was given; `failed` ones are done by the parent."""
-
-    examples: Tensor
-    outcome: tuple[float, Tensor] | None = None
-    failed: bool = False
-
-
-@dataclass(eq=False)
 class _Worker:
     process: BaseProcess
     connection: Connection
     rows: Rows
-    task: _Task | _Shard | None = None
+    task: _Task | None = None
     alive: bool = True
 
 
 class WorkerPool:
-    """Trains jobs in `workers` processes of one torch thread each, in order of arrival time.
+    """Trains jobs in `workers` processes with one torch thread each, in the order in which the jobs are due.
 
-    The updates are the same bits as those of `InlineTrainer`. At most `ahead` finished updates wait in memory. Jobs
-    due in round `horizon` or later are not trained: the run ends before. A worker that dies is replaced and its job
-    done again; a job that fails twice ends the run.
+    The updates are bit-identical to those of `InlineTrainer`. At most `ahead` finished updates wait in memory. Jobs
+    that are due in round `horizon` or later are not trained, because the run ends before. A worker that dies is
+    replaced and its job is repeated; a job that fails twice ends the run.
     """
 
     def __init__(self, work: Work, model: Weights, workers: int, *, horizon: int, ahead: int) -> None:
@@ -78,7 +64,6 @@ class WorkerPool:
         self.size = workers
         self.horizon = horizon
         self.ahead = ahead
-        self.objective: Objective | None = None  # whose shards idle workers compute; set before the workers are forked
         self._changed = threading.Condition()  # guards everything below
         self._workers: list[_Worker] = []
         self._tasks: dict[Job, _Task] = {}
@@ -129,7 +114,7 @@ class WorkerPool:
             self._mend()
             self._feed()
             while task.outcome is None:
-                if self._broken is not None:  # looked at before each wait: it may have failed before the first
+                if self._broken is not None:  # checked before each wait: it may have failed before the first
                     raise RuntimeError("the thread that listens to the workers failed") from self._broken
                 self._changed.wait()
                 self._mend()
@@ -139,49 +124,19 @@ class WorkerPool:
             raise task.outcome
         return task.outcome
 
-    def share(self, point: Weights, batches: Sequence[Tensor]) -> list[tuple[float, Tensor]]:
-        """The objective's loss and gradient for each batch, in order: from this process and from idle workers.
-
-        This process begins with the first batch, workers with the last; who computes what does not change the bits.
-        """
-        assert self.objective is not None
-        shards = [_Shard(examples) for examples in batches]
-        waiting = deque(shards)
-        while waiting:
-            self._give_shards(waiting, point)
-            if waiting:
-                shard = waiting.popleft()
-                shard.outcome = self.objective.loss_and_gradient(point, shard.examples)
-        with self._changed:
-            while any(s.outcome is None and not s.failed for s in shards) and self._broken is None:
-                self._changed.wait()
-        return [s.outcome or self.objective.loss_and_gradient(point, s.examples) for s in shards]
-
-    def _give_shards(self, waiting: deque[_Shard], point: Weights) -> None:
-        with self._changed:
-            for worker in self._workers:
-                if waiting and worker.alive and worker.task is None:
-                    worker.task = shard = waiting.pop()
-                    self._start(worker, point, {"examples": shard.examples.tolist()})
-
-    def _start(self, worker: _Worker, at: Weights, message: dict[str, Any]) -> None:
-        worker.rows.start.vector.copy_(at.vector)
-        worker.rows.start.buffers.copy_(at.buffers)
-        worker.rows.begun.zero_()
-        try:
-            worker.connection.send_bytes(json.dumps(message).encode())
-        except OSError:  # it has just died; the listener sees that too, and its work is done again
-            return
-
     def _feed(self) -> None:
         """Give idle workers the next jobs."""
         for worker in self._workers:
             if worker.task is None and worker.alive and (task := self._next()) is not None:
                 worker.task = task
-                self._start(worker, task.start, {"job": astuple(task.job)})
+                worker.rows.start.vector.copy_(task.start.vector)
+                worker.rows.start.buffers.copy_(task.start.buffers)
+                worker.rows.begun.zero_()
+                with suppress(OSError):  # the worker has just died; the listener sees that too and repeats the job
+                    worker.connection.send_bytes(json.dumps(astuple(task.job)).encode())
 
     def _next(self) -> _Task | None:
-        """What is wanted now, else what is due first, if there is room for its update."""
+        """The job that the server waits for, else the one that is due first if there is room for its update."""
         task = self._wanted if self._wanted is not None and self._wanted.pending else self._due_first()
         if task is not None:
             task.pending = False
@@ -189,18 +144,18 @@ class WorkerPool:
 
     def _due_first(self) -> _Task | None:
         while self._pending and not self._pending[0][1].pending:
-            heappop(self._pending)  # it was wanted before its turn
+            heappop(self._pending)  # the server waited for it, so it came before its turn
         waiting = sum(t.outcome is not None for t in self._tasks.values())
         if not self._pending or self._pending[0][1].order[0] >= self.horizon or waiting >= self.ahead:
             return None
         return heappop(self._pending)[1]
 
     def _listen(self) -> None:
-        """Take in what workers report, while the main thread does the server's work."""
+        """Receive the workers' replies while the main thread does the server's work."""
         try:
             while not self._closing:
                 self._listen_once()
-        except BaseException as error:  # told to the main thread, which would else wait for ever
+        except BaseException as error:  # reported to the main thread, which would otherwise wait forever
             with self._changed:
                 self._broken = error
                 self._changed.notify_all()
@@ -227,19 +182,15 @@ class WorkerPool:
         task, worker.task = worker.task, None
         if task is None:
             return
-        if isinstance(task, _Shard):
-            task.failed = "failed" in reply
-            task.outcome = None if task.failed else (reply["loss"], worker.rows.result.vector.clone())
-        elif "failed" not in reply:
+        if "failed" not in reply:
             result = worker.rows.result
-            delta, buffers = result.vector.clone(), result.buffers.clone()
-            task.outcome = Update(task.job, delta, buffers, reply["examples"], reply["metrics"], reply["digest"])
+            task.outcome = Update(task.job, result.vector.clone(), result.buffers.clone(), **reply)
         elif reply.get("final"):
             task.outcome = FeddleError(reply["failed"])
         else:
             begun = bool(worker.rows.begun)
             task.failures += begun
-            task.handed_back += not begun  # the worker was dead already
+            task.handed_back += not begun  # the worker died before it began
             self._again(task, reply["failed"])
 
     def _again(self, task: _Task, reason: str) -> None:
@@ -253,7 +204,7 @@ class WorkerPool:
             )
 
     def _mend(self) -> None:
-        """Replace dead workers; in the main thread, which is then in no torch call that a fork could tear."""
+        """Replace dead workers; only in the main thread, so that no torch call is interrupted by the fork."""
         dead = [i for i, w in enumerate(self._workers) if not w.alive]
         for i in dead:
             self._workers[i].process.join()
@@ -267,29 +218,10 @@ class WorkerPool:
         ours, theirs = multiprocessing.Pipe()
         others = [w.connection for w in self._workers if w.alive]
         context = multiprocessing.get_context("fork")
-        arguments = (self.work, self.objective, theirs, [ours, *others], rows)
+        arguments = (self.work, theirs, [ours, *others], rows)
         process = context.Process(target=serve, args=arguments, daemon=True, name="feddle-worker")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside a thread: ours holds no lock
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking beside a thread: ours holds no lock
             process.start()
         theirs.close()
         return _Worker(process, ours, rows)
-
-
-class SharedObjective:
-    """An objective whose passes over all of the server's data are shared with workers that have nothing else to do.
-
-    A worker has the objective as it was when the worker was forked: so one that keeps nothing from search to search.
-    """
-
-    def __init__(self, objective: TaskObjective, pool: WorkerPool) -> None:
-        self.objective = objective
-        pool.objective = objective
-        self.begin = objective.begin
-        self.loss_and_gradient = objective.loss_and_gradient
-        self.state_dict = objective.state_dict
-        self.load_state_dict = objective.load_state_dict
-        self.each = pool.share
-
-    def __len__(self) -> int:
-        return len(self.objective)

@@ -1,6 +1,6 @@
 """What the server's data asks of a model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -51,10 +51,6 @@ class TaskObjective:
         value = self.loss(self.model(inputs.to(device)), targets.to(device))
         value.backward()  # type: ignore[no-untyped-call]
         return value.item(), self.layout.read_grad(self.model)
-
-    def each(self, point: Weights, batches: Sequence[Tensor]) -> Iterable[tuple[float, Tensor]]:
-        """See `core.search.Objective`."""
-        return (self.loss_and_gradient(point, examples) for examples in batches)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Nothing goes on."""

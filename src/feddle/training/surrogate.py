@@ -4,7 +4,7 @@ The body of the clients' model is judged by a fresh linear head θ for labels of
 representations of the point where a search starts, and then held fixed while the search moves the body.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -194,10 +194,6 @@ class SurrogateObjective:
         finally:
             hook.remove()
         return seen[-1].flatten(1)
-
-    def each(self, point: Weights, batches: Sequence[Tensor]) -> Iterable[tuple[float, Tensor]]:
-        """See `core.search.Objective`."""
-        return (self.loss_and_gradient(point, examples) for examples in batches)
 
     def state_dict(self) -> dict[str, Tensor]:
         """θ, and what the targets keep."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.core.layout import Layout, Weights
-from feddle.core.packed import Bfloat16Rows, Int8Rows, SparseRows
+from feddle.core.packed import Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
 from feddle.core.search import PaperSearch, SearchSpace
 from feddle.data.examples import Images
@@ -29,7 +29,6 @@ from feddle.training.train import Recipe, train
 
 STORAGE: dict[str, Callable[[int, int], Rows]] = {
     "float32": FloatRows.empty,
-    "bfloat16": Bfloat16Rows.empty,
     "int8": Int8Rows.empty,
     "sparse, a tenth": lambda capacity, dimension: SparseRows.empty(capacity, dimension, 0.1),
 }

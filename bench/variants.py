@@ -35,7 +35,6 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "storage": {
         "float32": ["method.storage=float32"],
-        "bfloat16": ["method.storage=bfloat16"],
         "int8": ["method.storage=int8"],
         "sparse, half": ["method.storage={name: sparse, density: 0.5}"],
         "sparse, a tenth": ["method.storage={name: sparse, density: 0.1}"],

@@ -696,7 +696,7 @@ def test_a_cache_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> 
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     (tmp_path / "cache" / ".tiny.fetching").mkdir(parents=True)
     (tmp_path / "cache" / ".tiny.fetching" / "half").write_bytes(b"half a download")
-    (tmp_path / "cache" / ".tiny.partial").write_bytes(b"half a file")
+    (tmp_path / "cache" / "tiny.safetensors.partial").write_bytes(b"half a file")
     obtain(spec_of(), tmp_path / "cache", write_idx(tmp_path / "mine"), QUIET)
     assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
 

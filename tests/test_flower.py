@@ -890,7 +890,7 @@ def test_keys_are_whole_whenever_their_making_was_stopped(
             raise KilledError
 
     with monkeypatch.context() as patches:
-        patches.setattr("feddle.flower.certificates.os.fsync", stop)
+        patches.setattr("feddle.core.durable.os.fsync", stop)
         with pytest.raises(KilledError):
             certificates.make(["localhost"], 1)
     assert not any(path.stat().st_size == 3 for path in tmp_path.glob("[a-z]*"))
@@ -915,7 +915,7 @@ def test_a_key_that_is_replaced_leaves_no_half_of_it(tmp_path: Path, monkeypatch
             raise KilledError
 
     with monkeypatch.context() as patches:
-        patches.setattr("feddle.flower.certificates.os.fsync", stop)
+        patches.setattr("feddle.core.durable.os.fsync", stop)
         with pytest.raises(KilledError):
             certificates.remake_node(1)
     certificates.make(["localhost"], 1)

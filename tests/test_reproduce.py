@@ -169,7 +169,7 @@ def test_cells_are_picked_by_parts_of_their_names() -> None:
         chosen(grid, ["mars"], [])
     with pytest.raises(FeddleError, match="has no row 'fedavgg'"):
         chosen(grid, [], ["fedavgg"])
-    with pytest.raises(FeddleError, match="did you mean results-noisy"):
+    with pytest.raises(FeddleError, match="did you mean 'results-noisy'"):
         load_grid("results-nosy")
 
 

@@ -33,7 +33,7 @@ from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.run.folder import RunFolder, go_on, resume_run, run_config
 from feddle.run.problem import Federation, build_federation
 from feddle.run.run import Line, Run
-from feddle.runtimes.workers import WorkerPool, _Task
+from feddle.runtimes.workers import WorkerPool
 from feddle.server import ENOUGH
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
 
@@ -232,6 +232,12 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match="No space"):
         write_whole(file, b"after that")
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"file": b"before"}
+
+
+def test_a_private_file_is_private_even_after_a_killed_write(tmp_path: Path) -> None:
+    (tmp_path / "key.partial").write_bytes(b"half")  # readable by others
+    write_whole(tmp_path / "key", b"secret", private=True)
+    assert [(p.name, p.stat().st_mode & 0o777) for p in tmp_path.iterdir()] == [("key", 0o600)]
 
 
 def test_a_torn_line_of_history_is_cut_off(tmp_path: Path, whole: Whole) -> None:
@@ -557,7 +563,7 @@ def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
         pool = run.trainer
         assert isinstance(pool, WorkerPool)
         with pool._changed:  # a job that fails twice would end the run: one that has failed is let be
-            spared = [isinstance(w.task, _Task) and w.task.failures > 0 for w in pool._workers]
+            spared = [w.task is not None and w.task.failures > 0 for w in pool._workers]
             victims = [w for w, spare in zip(pool._workers, spared, strict=True) if not spare]
             pid = victims[line["round"] % len(victims)].process.pid if victims else None
             if pid is not None:

@@ -1,4 +1,4 @@
-"""Worker processes: the same bits, whatever happens to them."""
+"""Worker processes: bit-identical results, whatever happens to them."""
 
 import multiprocessing
 import os
@@ -18,8 +18,7 @@ from feddle.clients.work import Work
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
-from feddle.methods.feddle.method import Feddle
-from feddle.runtimes.workers import SharedObjective, WorkerPool
+from feddle.runtimes.workers import WorkerPool
 from three_numbers import weights
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need fork")
@@ -245,63 +244,7 @@ def gone(stat: Path) -> bool:
     return not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
-class Watched:
-    """An objective that tells which process computed what: ℓ = Σ of the batch's numbers times w₁."""
-
-    def __init__(self, log: Path, *, slow: float = 0.0, dies: bool = False) -> None:
-        self.log = log
-        self.slow = slow
-        self.dies = dies
-
-    def loss_and_gradient(self, point: Weights, examples: torch.Tensor) -> tuple[float, torch.Tensor]:
-        time.sleep(self.slow)
-        with self.log.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        if self.dies and multiprocessing.parent_process() is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        total = float(examples.sum())
-        return total * float(point.vector[0]), torch.tensor([total, 0.0, 0.0])
-
-
-def shared(trainer: WorkerPool, objective: Watched) -> list[tuple[float, list[float]]]:
-    trainer.objective = objective  # type: ignore[assignment]  # all that is asked of it here
-    with trainer:
-        parts = trainer.share(START, torch.split(torch.arange(8), 2))
-    return [(loss, gradient.tolist()) for loss, gradient in parts]
-
-
-def test_idle_workers_help_with_a_search(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    parts = shared(pool(double, workers=2), Watched(log, slow=0.1))
-    # 0+1, 2+3, 4+5, 6+7, each times w₁ = 1, in order whoever did it
-    assert parts == [(float(s), [float(s), 0.0, 0.0]) for s in (1, 5, 9, 13)]
-    assert len(set(log.read_text().split())) == 3
-
-
-def test_a_worker_that_dies_over_a_shard_is_made_up_for(tmp_path: Path) -> None:
-    parts = shared(pool(double, workers=2), Watched(tmp_path / "log", slow=0.1, dies=True))
-    assert [loss for loss, _ in parts] == [1.0, 5.0, 9.0, 13.0]
-
-
-def test_workers_with_jobs_are_left_alone(tmp_path: Path) -> None:
-    gate, log = tmp_path / "gate", tmp_path / "log"
-
-    def work(job: Job, start: Weights) -> Update:
-        until(gate.exists)
-        return double(job, start)
-
-    trainer = pool(work, workers=1)
-    trainer.objective = Watched(log)  # type: ignore[assignment]
-    with trainer:
-        trainer.submit(Job(0, 0, 0), START, due=0)
-        parts = trainer.share(START, torch.split(torch.arange(8), 2))
-        gate.touch()
-        trainer.result(Job(0, 0, 0))
-    assert [loss for loss, _ in parts] == [1.0, 5.0, 9.0, 13.0]
-    assert set(log.read_text().split()) == {str(os.getpid())}
-
-
-def test_a_shared_search_gives_the_same_bits() -> None:
+def test_a_search_with_workers_is_bit_identical() -> None:
     examples = TensorDataset(torch.randn(600, 4, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 2)
 
     def run(workers: int) -> feddle.Run:
@@ -317,7 +260,4 @@ def test_a_shared_search_gives_the_same_bits() -> None:
             workers=workers,
         )
 
-    alone, helped = run(0), run(2)
-    assert isinstance(helped.server.strategy, Feddle)
-    assert isinstance(helped.server.strategy.objective, SharedObjective)
-    assert torch.equal(alone.server.model.vector, helped.server.model.vector)
+    assert torch.equal(run(0).server.model.vector, run(2).server.model.vector)

@@ -56,9 +56,6 @@ class Quadratic:
         gradient = point.vector - self.target
         return float(gradient @ gradient / 2), gradient
 
-    def each(self, point: Weights, batches: Sequence[Tensor]) -> list[tuple[float, Tensor]]:
-        return [self.loss_and_gradient(point, examples) for examples in batches]
-
 
 def state(core: Server) -> Any:
     """Everything that a server holds but the count of what it refused, as values that can be compared."""

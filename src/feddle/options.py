@@ -1,10 +1,11 @@
 """The ground that configs stand on: frozen, and unknown keys are refused."""
 
-import difflib
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
+
+from feddle.core.errors import did_you_mean, nearest
 
 
 def no_bool(value: Any) -> Any:
@@ -41,14 +42,14 @@ class Strict(BaseModel):
         below = [f"{n}.{key}" for n, f in cls.model_fields.items() for m in members_of(f) if key in m.model_fields]
         if below:
             return f"did you mean {below[0]!r}?"
-        if near := difflib.get_close_matches(key, cls.model_fields, n=1):
-            return f"did you mean {near[0]!r}?"
+        if question := did_you_mean(key, cls.model_fields):
+            return question
         kind = cls.__base__
         if cls.named() and kind is not None and kind is not Strict and issubclass(kind, Strict):
             options = {option: c.named() for c in kind.__subclasses__() for option in c.model_fields}
-            if other := difflib.get_close_matches(key, options, n=1, cutoff=0.5):
-                owners = [c.named() for c in kind.__subclasses__() if other[0] in c.model_fields]
-                return f"{other[0]!r} is an option of {', '.join(owners)}, not of {cls.named()}"
+            if other := nearest(key, options, cutoff=0.5):
+                owners = [c.named() for c in kind.__subclasses__() if other in c.model_fields]
+                return f"{other!r} is an option of {', '.join(owners)}, not of {cls.named()}"
         return f"known are {', '.join(cls.model_fields)}"
 
     @classmethod

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from feddle.core.durable import write_whole
 from feddle.report.markup import element
 from feddle.report.page import document, write_document
 
@@ -43,7 +44,7 @@ def show_server_cost(out: Path, *, listing: bool) -> None:
         if method not in known:
             click.echo(f"counting {method}", err=True)
             known[method] = asdict(measure(method))
-            kept.write_text(json.dumps(known, indent=1))
+            write_whole(kept, json.dumps(known, indent=1).encode())
     rows = [_texts(known[method]) for method in METHODS]
     table = Table(*_HEADS, box=None)
     for row in rows:

@@ -1,12 +1,11 @@
 """The image data sets by name: fetched once, checked against a SHA-256 of their content, and cached."""
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, did_you_mean
 from feddle.data import official
 from feddle.data.fetch import cache as dataset_cache
 from feddle.data.fetch.cache import Spec
@@ -181,9 +180,8 @@ def _spec(name: str) -> Spec:
     if name in KINDS:
         raise FeddleError(f"{name} is data of your own, there is nothing to fetch; feddle run --data PATH")
     names = (*NAMES, *official.NAMES, *KINDS)
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), names, n=1)
-    question = f"did you mean {near[0]!r}? " if near else ""
-    raise FeddleError(f"unknown data set {name!r}: {question}The names are {', '.join(names)}")
+    hint = f"{did_you_mean(name.lower().replace('_', '-'), names)} The names are {', '.join(names)}".lstrip()
+    raise FeddleError(f"unknown data set {name!r}: {hint}")
 
 
 def _existing(folder: Path | None) -> Path | None:

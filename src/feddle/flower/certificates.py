@@ -1,7 +1,6 @@
 """Certificates and keys of a federation: TLS for the server, a key pair for each node."""
 
 import ipaddress
-import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 
 _CA_DAYS, _SERVER_DAYS = 3650, 825
@@ -61,7 +61,7 @@ class Certificates:
         if not self.server.exists():
             self._make_server(hosts)
         if not self.secret.exists():
-            _write(self.secret, secrets.token_bytes(32), private=True)
+            write_whole(self.secret, secrets.token_bytes(32), private=True)
         for number in range(1, nodes + 1):
             if not self.node_key(number).exists():
                 self.remake_node(number)
@@ -93,8 +93,8 @@ class Certificates:
         builder = builder.add_extension(usage, critical=True)
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
         certificate = builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
-        _write(self.ca_key, _pem(key), private=True)
-        _write(self.ca, certificate.public_bytes(Encoding.PEM))
+        write_whole(self.ca_key, _pem(key), private=True)
+        write_whole(self.ca, certificate.public_bytes(Encoding.PEM))
 
     def _make_server(self, hosts: Iterable[str]) -> None:
         authority, signer = self._read_ca()
@@ -106,8 +106,8 @@ class Certificates:
         builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
         certificate = builder.add_extension(issuer, critical=False).sign(signer, hashes.SHA256())
-        _write(self.server_key, _pem(key), private=True)
-        _write(self.server, certificate.public_bytes(Encoding.PEM))
+        write_whole(self.server_key, _pem(key), private=True)
+        write_whole(self.server, certificate.public_bytes(Encoding.PEM))
 
     def _read_ca(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         try:
@@ -128,8 +128,8 @@ class Certificates:
         key = ec.generate_private_key(ec.SECP384R1())
         private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        _write(self.node_public(number), public + b"\n")
-        _write(self.node_key(number), private, private=True)
+        write_whole(self.node_public(number), public + b"\n")
+        write_whole(self.node_key(number), private, private=True)
 
 
 def _builder(
@@ -159,15 +159,3 @@ def _alternative(host: str) -> x509.GeneralName:
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _write(path: Path, content: bytes, *, private: bool = False) -> None:
-    """All of it or nothing; a private file is never readable by others, not even for a moment."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

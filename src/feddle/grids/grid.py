@@ -1,6 +1,5 @@
 """From a table's YAML to its cells: which runs it is made of, and what the paper says of each."""
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, did_you_mean
 
 Value = str | float
 _HERE = files("feddle.grids")
@@ -51,8 +50,7 @@ def names() -> list[str]:
 def load_grid(name: str, *, quick: bool = False) -> Grid:
     """The grid of a table by its name; `quick` makes its network small and its runs short."""
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else "`feddle reproduce --list` tells which there are"
+        hint = did_you_mean(name, names(), "`feddle reproduce --list` shows all tables")
         raise FeddleError(f"unknown table {name!r}; {hint}")
     table = _read(f"tables/{name}.yaml")
     axes = {axis: tuple(values) for axis, values in table["axes"].items()}

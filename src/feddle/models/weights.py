@@ -1,6 +1,5 @@
 """Pretrained weights by name: fetched once, checked against a SHA-256 of their content, and cached."""
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from feddle.core.errors import FeddleError
+from feddle.core.durable import write_whole
+from feddle.core.errors import FeddleError, did_you_mean
 from feddle.data.datasets import cache_folder
 from feddle.data.fetch import fetching
 from feddle.data.fetch.fetching import Wanted, check_hash, tensors_hash
@@ -170,7 +170,7 @@ def _obtain(spec: WeightsSpec, cache: Path, folder: Path | None, teller: Teller)
         text = json.dumps(spec.config, indent=2) + "\n"
         config = file.parent / "config.json"
         if not config.is_file() or config.read_text(encoding="utf-8") != text:
-            config.write_text(text, encoding="utf-8")
+            write_whole(config, text.encode())
     return state
 
 
@@ -206,6 +206,5 @@ def _spec(name: str) -> WeightsSpec:
     for spec in _SPECS:
         if spec.name == name:
             return spec
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
-    question = f"did you mean {near[0]!r}? " if near else ""
-    raise FeddleError(f"unknown weights {name!r}: {question}The names are {', '.join(NAMES)}")
+    hint = f"{did_you_mean(name.lower().replace('_', '-'), NAMES)} The names are {', '.join(NAMES)}".lstrip()
+    raise FeddleError(f"unknown weights {name!r}: {hint}")

@@ -1,12 +1,11 @@
 """The comparison as one HTML file that needs no network."""
 
-import os
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
+from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.report.curves import accuracy_chart, values_table
 from feddle.report.markup import Markup, element, join
@@ -30,15 +29,12 @@ def write_document(text: str, out: Path) -> Path:
     """Write a text to a file, whole or not at all."""
     if out.is_dir():
         raise FeddleError(f"{out}: expected a file to write, but it is a folder; name a file such as report.html")
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")  # a grid and who watches it write the same page
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # "replace": a folder name need not be valid Unicode, but the page must be.
-        part.write_bytes(text.encode("utf-8", "replace"))
-        part.replace(out)
+        # `contested`: a grid and a process that watches it write the same page.
+        write_whole(out, text.encode("utf-8", "replace"), sync=False, contested=True)
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise FeddleError(
             f"{out}: expected to write the report there, but {error.strerror}; choose another place"
         ) from error

@@ -1,6 +1,5 @@
 """Reading configs from YAML files and the command line."""
 
-import difflib
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from feddle.core.errors import FeddleError, one_line
+from feddle.core.errors import FeddleError, did_you_mean, nearest, one_line
 from feddle.run.plan import Config
 
 
@@ -78,8 +77,8 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
 def _suggest(path: Path) -> str:
     folder = path.parent
     names = [p.name for p in folder.glob("*.yaml")] if folder.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {folder / near[0]}?" if near else ""
+    near = nearest(path.name, names)
+    return f"; did you mean {folder / near}?" if near else ""
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -132,8 +131,7 @@ def _problem(problem: ErrorDetails) -> str:
     if problem["type"] == "union_tag_invalid":
         context = problem["ctx"]
         expected = context["expected_tags"].replace("'", "").split(", ")
-        near = difflib.get_close_matches(context["tag"], expected, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(expected)}"
+        hint = did_you_mean(context["tag"], expected, f"known are {', '.join(expected)}")
         return f"unknown name {context['tag']!r}; {hint}"
     message = problem["msg"].removeprefix("Value error, ")
     came = "" if problem["type"] in ("value_error", "missing") else f", got {_shown(problem['input'])}"

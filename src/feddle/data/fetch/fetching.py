@@ -1,7 +1,6 @@
 """Fill one file of a cache from the first source that answers: one process at a time, and in one step."""
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.data.fetch.progress import Teller
 from feddle.data.fetch.sources import Folder, Source
@@ -48,7 +48,7 @@ def obtain(wanted: Wanted[T], folder: Path | None, teller: Teller) -> T:
             found = wanted.read()
             if found is None:
                 found = _gather(wanted, folder, teller)
-                _write(wanted, wanted.pack(found))
+                write_whole(wanted.file, wanted.pack(found))
     except OSError as error:
         raise FeddleError(
             f"cannot write {wanted.name} to the cache folder {cache} ({error}): "
@@ -72,19 +72,6 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {values.dtype.name} {values.shape}\n".encode())
         digest.update(values.data)
     return digest.hexdigest()
-
-
-def _write(wanted: Wanted[Any], content: bytes) -> None:
-    """Fill the cached file in one step, so that no reader ever sees half of it."""
-    partial = wanted.file.parent / f".{wanted.name}.partial"
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(wanted.file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _gather(wanted: Wanted[T], folder: Path | None, teller: Teller) -> T:

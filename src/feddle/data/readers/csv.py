@@ -1,6 +1,5 @@
 """Tables of images: which column is which, and rows as a collection."""
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, did_you_mean
 from feddle.data.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks, require_classes
 
 Column = Literal["image", "label", "client", "split"]
@@ -37,12 +36,8 @@ class Columns:
         found = next((name for name in ((said,) if said else USUAL[column]) if name in present), None)
         if found is None and (needed or said):
             looked = repr(said) if said else " or ".join(USUAL[column])
-            near = difflib.get_close_matches(said or column, present, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise FeddleError(
-                f"{source} has no column {looked}: {hint}It has {', '.join(present) or 'none'}; say which one with "
-                f"data.columns.{column}"
-            )
+            hint = f"{did_you_mean(said or column, present)} It has {', '.join(present) or 'none'}".lstrip()
+            raise FeddleError(f"{source} has no column {looked}: {hint}; say which one with data.columns.{column}")
         return found
 
 

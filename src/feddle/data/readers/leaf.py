@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from feddle.core.durable import write_whole
 from feddle.data.collection import Collection, Labelled, divided
 from feddle.data.pictures import Files, require_pillow
 from feddle.data.places import cache_folder
@@ -53,7 +55,9 @@ def read_femnist(place: Path) -> Collection:
         tensors = load_file(kept)
     except (OSError, SafetensorError):
         tensors = _decode_femnist(files)
-        _keep(kept, tensors)
+        with suppress(OSError):  # without the cache the next run decodes again
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(kept, save(tensors), sync=False, contested=True)
     rows = Labelled(tensors["images"], tensors["labels"], tensors["owners"])
     return divided("femnist", rows, tensors["test"], FEMNIST_CLASSES)
 
@@ -82,17 +86,6 @@ def _characters(images: list[Any], path: Path) -> "np.ndarray[tuple[int, ...], n
     if values.size and not (values.min() >= 0 and values.max() <= 1):
         raise Unusable(f"{path.name} should hold pixels from 0 to 1")
     return np.rint(values * 255).astype(np.uint8)
-
-
-def _keep(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write in one step; a cache that cannot be written costs time, not the run."""
-    partial = path.with_suffix(".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(save(tensors))
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
 
 
 def read_celeba(place: Path) -> Collection:

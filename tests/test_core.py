@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from feddle.core.atlas import Atlas, Eviction
+from feddle.core.batches import mini_batches
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights, find_head
 from feddle.core.messages import Job
 from feddle.core.rows import FloatRows
-from feddle.core.search import LbfgsSearch, PaperSearch, SearchSpace, full_pass, mini_batches
+from feddle.core.search import SearchSpace, full_pass
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.core.staleness import polynomial, staleness_weight
 from feddle.data.examples import Examples
+from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.training.objectives import TaskObjective
 from three_numbers import Quadratic, close, weights
 
@@ -232,7 +234,7 @@ def test_annealing_shrinks_the_steps_to_nothing() -> None:
     # batches of 2 of 4 examples: two steps, at the whole rate and at half of it. The gradient of ½(w − 10)² is −10 and
     # then −9.9, so Adam's steps are nearly lr·sign: 0.1·1 + 0.1·½ = 0.15
     space = SearchSpace(weights(0.0), FloatRows(torch.ones(1, 1)), torch.ones(1))
-    found = PaperSearch(lr=0.1, epochs=1, batch_size=2, anneal=True)(
+    found = AnnealedSearch(lr=0.1, epochs=1, batch_size=2)(
         space, Quadratic(10.0), torch.zeros(1), regularisation=0.0, seed=0
     )
     assert found.coefficients.item() == pytest.approx(0.15, abs=1e-3)
@@ -243,7 +245,7 @@ def test_lbfgs_lands_on_the_minimum_of_a_quadratic() -> None:
     # the same problem as above: c = (1, −1) without λ, (¾, −¼) with λ = 1 around (½, ½)
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
     for regularisation, expected in ((0.0, (1.0, -1.0)), (1.0, (0.75, -0.25))):
-        found = LbfgsSearch(iterations=8, batch_size=3)(
+        found = LbfgsSearch(iterations=8)(
             space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=regularisation, seed=0
         )
         assert torch.allclose(found.coefficients, torch.tensor(expected), atol=1e-4)

@@ -26,23 +26,23 @@ import feddle
 from feddle.cli.main import app
 from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError
-from feddle.core.search import LbfgsSearch, PaperSearch
 from feddle.data import datasets
 from feddle.data.examples import Images
 from feddle.methods import options as methods
-from feddle.methods.convex import into_simplex
-from feddle.methods.fedavg import FedAvg
-from feddle.methods.fedbuff import FedBuff
+from feddle.methods.fedavg import FedAvg, FedAvgOptions
+from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.feddf import Distillation
 from feddle.methods.feddle.anchors import CalibratedAnchors
-from feddle.methods.feddle.fallback import FedAsyncFallback
-from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.fallback import FedAsyncFallback, NoFallback
+from feddle.methods.feddle.method import Feddle, FeddleOptions
+from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.run.folder import run_config
 from feddle.run.load import load_config, parse_config, with_value
 from feddle.run.problem import PartitionedClients, build_federation
 from feddle.run.reference import reference
 from feddle.run.run import Run
-from feddle.runtimes.simulation import Delays
+from feddle.run.simulated import simulated
+from feddle.runtimes.simulation import Delays, Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
@@ -69,16 +69,16 @@ def test_defaults_are_the_papers_setting() -> None:
     config = parse_config({})
     assert (config.rounds, config.clients.count, config.clients.per_round) == (200, 500, 10)
     assert config.data.server.samples is None  # 1000 in-domain, all images of another data set
-    assert isinstance(config.method, methods.Feddle)
+    assert isinstance(config.method, FeddleOptions)
 
 
 def test_a_bare_name_and_options_without_a_name() -> None:
-    assert parse_config({"method": "fedbuff"}).method == methods.FedBuff()
-    assert parse_config({}, ["method=fedavg", "method.late=add_deltas"]).method == methods.FedAvg(late="add_deltas")
+    assert parse_config({"method": "fedbuff"}).method == FedBuffOptions()
+    assert parse_config({}, ["method=fedavg", "method.late=add_deltas"]).method == FedAvgOptions(late="add_deltas")
     deep = parse_config({}, ["method.search.lr=0.5", "method.fallback=none"]).method
-    assert isinstance(deep, methods.Feddle)
-    assert deep.search == methods.PaperSearch(lr=0.5)
-    assert deep.fallback == methods.NoFallback()
+    assert isinstance(deep, FeddleOptions)
+    assert deep.search == PaperSearch(lr=0.5)
+    assert deep.fallback == NoFallback()
 
 
 def test_every_config_survives_its_own_file(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_every_method_runs_repeats_and_learns_something(tmp_path: Path, method: 
         run_config(tiny(method=method, workers=w, delays={"sigma": 0.5}), tmp_path / str(w), quiet=True) for w in (0, 2)
     ]
     assert torch.equal(runs[0].server.model.vector, runs[1].server.model.vector)
-    fresh = Run(tiny(method=method), build_federation(tiny(method=method)))
+    fresh = simulated(tiny(method=method), build_federation(tiny(method=method)))
     assert not torch.equal(runs[0].server.model.vector, fresh.server.model.vector)
 
 
@@ -281,14 +281,14 @@ def test_feddf_takes_data_of_another_domain_and_so_does_feddle() -> None:
     (images, wrong), (same, right) = (server.take(torch.arange(50)) for server in (noisy.server, federation.server))
     assert int((wrong != right).sum()) == 10
     assert torch.equal(images, same)
-    distilled = Run(config, federation)
+    distilled = simulated(config, federation)
     distilled.go()
     assert any("distillation_loss" in line for line in distilled.history)
-    guided = Run(tiny(method="feddle", diagnostics={"every": 2, "clients": 2}), federation)
+    guided = simulated(tiny(method="feddle", diagnostics={"every": 2, "clients": 2}), federation)
     guided.go()
     assert any("signal_cosine" in line for line in guided.history)
     with pytest.raises(FeddleError, match=r"center needs server data of the clients' own task, but .* digits"):
-        Run(tiny(method="center"), federation)
+        simulated(tiny(method="center"), federation)
 
 
 @pytest.mark.parametrize("method", ["feddle", "fedbuff", "fedavg"])
@@ -346,9 +346,9 @@ def test_training_leaves_the_global_generators_alone() -> None:
 
 
 def test_every_option_reaches_what_it_is_for() -> None:
-    def parts(tree: dict[str, Any]) -> Run:
+    def parts(tree: dict[str, Any]) -> Run[Simulation]:
         config = tiny(**tree)
-        return Run(config, build_federation(config))
+        return simulated(config, build_federation(config))
 
     built = parts(
         {
@@ -373,23 +373,25 @@ def test_every_option_reaches_what_it_is_for() -> None:
     assert (strategy.normalise, strategy.regularisation) == (False, 0.25)
     assert strategy.fallback == FedAsyncFallback(alpha=0.9, exponent=0.1)
     assert strategy.search == PaperSearch(lr=0.5, epochs=3, batch_size=9)
-    assert isinstance(built.trainer, InlineTrainer)
-    assert isinstance(built.trainer.work, ClientWork)
-    assert built.trainer.work.recipe == Recipe("sgd", 0.25, 4, 6, 0.125)
-    assert built.simulation.delays == Delays(3.0, "job", 0)
+    assert isinstance(built.runtime.trainer, InlineTrainer)
+    assert isinstance(built.runtime.trainer.work, ClientWork)
+    assert built.runtime.trainer.work.recipe == Recipe(
+        optimizer="sgd", lr=0.25, epochs=4, batch_size=6, weight_decay=0.125
+    )
+    assert built.runtime.delays == Delays(sigma=3.0, per="job")
     clean = parts({})
-    assert isinstance(clean.trainer, WorkerPool)
+    assert isinstance(clean.runtime.trainer, WorkerPool)
     labels = [torch.cat([e.take(torch.arange(len(e)))[1] for e in r.federation.clients]) for r in (built, clean)]
     assert int((labels[0] != labels[1]).sum()) == 719  # half of 1438
     fedbuff = parts(
         {"method": {"name": "fedbuff", "buffer_size": 3, "lr": 0.5, "staleness": "constant"}}
     ).server.strategy
     assert isinstance(fedbuff, FedBuff)
-    assert (fedbuff.buffer.size, fedbuff.lr, fedbuff.staleness) == (3, 0.5, "constant")
+    assert (fedbuff.buffer_size, fedbuff.lr, fedbuff.staleness) == (3, 0.5, "constant")
     fedavg = parts({"method": {"name": "fedavg", "late": "average_models"}}).server.strategy
     assert isinstance(fedavg, FedAvg)
     assert fedavg.late == "average_models"
-    searches = {"annealed": PaperSearch(0.01, 1, 32, anneal=True), "lbfgs": LbfgsSearch(5)}
+    searches: dict[str, Any] = {"annealed": AnnealedSearch(lr=0.01), "lbfgs": LbfgsSearch(iterations=5)}
     for name, search in searches.items():
         other = parts({"method": {"search": name}}).server.strategy
         assert isinstance(other, Feddle)
@@ -433,7 +435,7 @@ def test_a_cpu_that_dies_of_bfloat16_is_told_before_the_run(tmp_path: Path, monk
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run").exists()
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
-    trainer = Run(config, build_federation(config)).trainer
+    trainer = simulated(config, build_federation(config)).runtime.trainer
     assert isinstance(trainer, InlineTrainer)
     assert isinstance(trainer.work, ClientWork)
     assert trainer.work.recipe.precision == "bfloat16"
@@ -442,45 +444,45 @@ def test_a_cpu_that_dies_of_bfloat16_is_told_before_the_run(tmp_path: Path, monk
 
 def strategy_of(**method: Any) -> Any:
     config = tiny(method=method)
-    return Run(config, build_federation(config)).server.strategy
+    return simulated(config, build_federation(config)).server.strategy
 
 
 def test_the_options_of_the_other_methods_reach_them() -> None:
     fedasync = strategy_of(name="fedasync", alpha=0.9, exponent=0.1)
     assert (fedasync.alpha, fedasync.exponent) == (0.9, 0.1)
     ca2fl = strategy_of(name="ca2fl", buffer_size=3, lr=0.5)
-    assert (ca2fl.buffer.size, ca2fl.lr, ca2fl.cache.clients) == (3, 0.5, 20)
+    assert (ca2fl.buffer_size, ca2fl.lr, ca2fl.state.cache.clients) == (3, 0.5, 20)
     fadas = strategy_of(name="fadas", buffer_size=3, lr=0.5, beta1=0.1, beta2=0.2, epsilon=0.3, delay_threshold=4)
-    assert (fadas.buffer.size, fadas.lr, fadas.delay_threshold) == (3, 0.5, 4)
-    assert (fadas.moments.beta1, fadas.moments.beta2, fadas.moments.epsilon) == (0.1, 0.2, 0.3)
+    assert (fadas.buffer_size, fadas.lr, fadas.delay_threshold) == (3, 0.5, 4)
+    assert (fadas.beta1, fadas.beta2, fadas.epsilon) == (0.1, 0.2, 0.3)
     center = strategy_of(name="center", lr=0.5, epochs=7, batch_size=3)
-    assert (center.recipe, center.rounds) == (Recipe("adam", 0.5, 7, 3), 4)
+    assert (center.recipe, center.rounds) == (Recipe(lr=0.5, epochs=7, batch_size=3), 4)
     tuned = strategy_of(name="fed+ft", base={"name": "fedbuff", "buffer_size": 3}, lr=0.5, epochs=7, batch_size=3)
-    assert (tuned.recipe, tuned.base.buffer.size) == (Recipe("adam", 0.5, 7, 3), 3)
+    assert (tuned.recipe, tuned.base.buffer_size) == (Recipe(lr=0.5, epochs=7, batch_size=3), 3)
     assert strategy_of(name="fed+ft", base={"late": "add_deltas"}).base.late == "add_deltas"
     hfcl = strategy_of(name="hfcl", late="average_models")
     assert (hfcl.late, hfcl.recipe) == ("average_models", Recipe(epochs=1))
     feddf = strategy_of(name="feddf", late="add_deltas", lr=0.5, epochs=7, temperature=3, average="losses", patience=2)
     assert feddf.late == "add_deltas"
-    assert feddf.distillation == Distillation(Recipe("adam", 0.5, 7), 3.0, "losses", 2)
+    assert feddf.distillation == Distillation(Recipe(lr=0.5, epochs=7), 3.0, "losses", 2)
     convex = strategy_of(name="convex", lr=0.5, epochs=7, batch_size=3)
-    assert convex.search == PaperSearch(0.5, 7, 3, constraint=into_simplex)
+    assert (convex.lr, convex.epochs, convex.batch_size) == (0.5, 7, 3)
     assert strategy_of(name="median", lr=0.5).lr == 0.5
     calibrated = strategy_of(name="feddle", anchors="calibrated").anchors
     assert isinstance(calibrated, CalibratedAnchors)
     adaptive = strategy_of(name="feddle", anchors={"name": "adaptive", "beta2": 0.5, "epsilon": 0.1}).anchors
-    assert (adaptive.moments.beta2, adaptive.moments.epsilon) == (0.5, 0.1)
+    assert (adaptive.beta2, adaptive.epsilon) == (0.5, 0.1)
 
 
 def test_the_papers_rule_is_the_best_of_the_last_five_evaluations() -> None:
-    run = Run(tiny(workers=0), build_federation(tiny()))
+    run = simulated(tiny(workers=0), build_federation(tiny()))
     run.history = [{"accuracy": a, "bytes_up": 0, "bytes_down": 0} for a in (0.9, 0.1, 0.3, 0.5, 0.2, 0.4)]
     assert (run.result["accuracy"], run.result["last_accuracy"]) == (0.5, 0.4)
 
 
 def test_a_run_goes_once(tmp_path: Path) -> None:
     run = run_config(tiny(rounds=1), tmp_path / "run", quiet=True)
-    with pytest.raises(FeddleError, match="make a new Run"):
+    with pytest.raises(FeddleError, match="make a new one"):
         run.go()
 
 
@@ -500,7 +502,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_result(tiny_file: Path) -> None:
 
 
 def test_methods_share_clients_delays_and_start() -> None:
-    runs = [Run(tiny(method=m), build_federation(tiny(method=m))) for m in ("feddle", "fedbuff", "fedavg")]
+    runs = [simulated(tiny(method=m), build_federation(tiny(method=m))) for m in ("feddle", "fedbuff", "fedavg")]
     assert all(torch.equal(r.server.model.vector, runs[0].server.model.vector) for r in runs)
     for run in runs:
         run.go()
@@ -596,22 +598,15 @@ def test_bring_your_own_method() -> None:
     class Latest:
         """Take the last arrival's model."""
 
-        max_staleness: int | None = None
-        notes: dict[str, Any] = {}  # noqa: RUF012
-
-        def merge(self, model: feddle.Weights, arrivals: Any) -> feddle.Weights:
+        def merge(self, model: feddle.Weights, arrivals: Any, round: int) -> feddle.Merged:  # noqa: ARG002
             for a in arrivals:
                 model = feddle.Weights(a.start.vector + a.update.delta, a.update.buffers)
-            return model
-
-        def state_dict(self) -> dict[str, torch.Tensor]:
-            return {}
-
-        def load_state_dict(self, state: Any) -> None: ...
+            return feddle.Merged(model, {"taken": len(arrivals)})
 
     run = feddle.simulate(Net(), [cloud(50, i) for i in range(4)], per_round=2, rounds=3, strategy=Latest())
     assert run.result["finished"]
     assert run.result["method"] == "Latest"
+    assert [line["taken"] for line in run.history] == [line["arrivals"] for line in run.history]
     assert run.result["accuracy"] is None
 
 
@@ -638,8 +633,8 @@ def test_compare_runs_each_method_and_writes_a_page(tiny_file: Path) -> None:
     assert f"Report: {out / 'report.html'}" in done.stdout
     assert "accuracy" in done.stderr, "progress goes to stderr"
     saved = load_config(out / "feddle" / "config.yaml").method
-    assert isinstance(saved, methods.Feddle)
-    assert saved.search == methods.PaperSearch(epochs=1), "the file's own method keeps its options"
+    assert isinstance(saved, FeddleOptions)
+    assert saved.search == PaperSearch(epochs=1), "the file's own method keeps its options"
 
 
 def test_compare_checks_before_it_trains(tiny_file: Path) -> None:

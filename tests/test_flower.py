@@ -57,13 +57,12 @@ from feddle.flower.certificates import Certificates
 from feddle.flower.local import LocalFederation
 from feddle.flower.plan import make_plan
 from feddle.flower.replay import replay
-from feddle.flower.run import FederationRun, at_the_server, run_in_folder
+from feddle.flower.run import at_the_server, federated, run_in_folder, status_of
 from feddle.flower.strategy import Feddle
-from feddle.run.build import Parts
 from feddle.run.folder import RunFolder
-from feddle.run.run import build_server
+from feddle.run.run import Run, build_server, parts_of
 from feddle.runtimes.flower.client import train_job
-from feddle.runtimes.flower.network import Clock
+from feddle.runtimes.flower.network import Clock, Network
 from feddle.runtimes.flower.pulls import Pulls
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
 from feddle.training.train import Recipe
@@ -170,7 +169,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def federate(answer: Callable[[Message], Answers] = honest, /, **changes: Any) -> FederationRun:
+def federate(answer: Callable[[Message], Answers] = honest, /, **changes: Any) -> Run[Network]:
     """A whole federation on a small grid."""
     run = ready(answer, **changes)
     run.go()
@@ -182,10 +181,10 @@ def ready(
     /,
     nodes: Callable[[float], Sequence[int]] = lambda _: NODES,
     **changes: Any,
-) -> FederationRun:
+) -> Run[Network]:
     moments = Time()
     plan = make_plan({**SETTINGS, **changes}, source="test")
-    return FederationRun(plan, at_server(), SmallGrid(moments, answer, nodes), clock=moments.clock)
+    return federated(plan, at_server(), SmallGrid(moments, answer, nodes), clock=moments.clock)
 
 
 def at_server() -> Any:
@@ -194,12 +193,12 @@ def at_server() -> Any:
     return at_the_server(model, as_examples(SERVER), as_examples(TEST), nn.functional.cross_entropy)
 
 
-def grid_of(run: FederationRun) -> SmallGrid:
-    assert isinstance(run.network.grid, SmallGrid)
-    return run.network.grid
+def grid_of(run: Run[Network]) -> SmallGrid:
+    assert isinstance(run.runtime.grid, SmallGrid)
+    return run.runtime.grid
 
 
-def jobs(run: FederationRun) -> list[list[tuple[int, int, int]]]:
+def jobs(run: Run[Network]) -> list[list[tuple[int, int, int]]]:
     return [[tuple(job) for job in line["jobs"]] for line in run.history]
 
 
@@ -245,13 +244,13 @@ def test_nodes_come_and_go() -> None:
     run = federate(honest, nodes=there, rounds=12, clients={"count": 10, "per_round": 1})
     assert grid_of(run).sent[0][0] == 50, "before that there is nobody to ask"
     assert {node for when, node in grid_of(run).sent if when >= 60} == {NODES[0]}
-    assert [node.client for node in run.network.roster.nodes.values()] == [0, 1, 2]
+    assert [node.client for node in run.runtime.roster.nodes.values()] == [0, 1, 2]
 
 
 def test_no_more_nodes_than_the_plan_has_clients_and_no_more_jobs_at_once_than_it_says() -> None:
     rules = {**SETTINGS["federation"], "at_once": 1}
     run = federate(rounds=3, clients={"count": 2, "per_round": 1}, federation=rules)
-    assert run.status["turned_away"] == 1
+    assert status_of(run)["turned_away"] == 1
     assert {node for _, node in grid_of(run).sent} <= {7, 12345}
     times = [when for when, _ in grid_of(run).sent]
     assert all(later - sooner >= 2 for sooner, later in pairwise(times)), "one after the other"
@@ -276,8 +275,8 @@ def test_an_error_ends_a_job_and_the_node_cools_down_longer_each_time() -> None:
     assert len(waits) >= 2
     assert 30 <= waits[0] < 34
     assert 60 <= waits[1] < 64
-    assert run.network.dropped["error"] == len(asked)
-    assert run.network.roster.nodes[12345].why == "error: out of memory"
+    assert run.runtime.state.dropped["error"] == len(asked)
+    assert run.runtime.roster.nodes[12345].why == "error: out of memory"
     assert not any(job[0] == 1 for of in jobs(run) for job in of)
 
 
@@ -285,23 +284,23 @@ def test_what_a_node_says_is_one_line_that_no_terminal_obeys() -> None:
     run = federate(
         lambda m: [(1.0, failed(m, "\x1b[2J\x1b]0;owned\x07 out\nof memory"))] if delays(m) == 5.0 else honest(m)
     )
-    assert run.network.roster.nodes[12345].why == r"error: \x1b[2J\x1b]0;owned\x07 out of memory"
+    assert run.runtime.roster.nodes[12345].why == r"error: \x1b[2J\x1b]0;owned\x07 out of memory"
 
 
 def test_a_job_that_takes_too_long_is_given_up_and_what_comes_of_it_is_dropped() -> None:
     slow = lambda m: [(2.0 if m.metadata.dst_node_id == 7 else 400.0, trained(m))]  # noqa: E731
     run = federate(slow, rounds=60)
-    assert run.network.dropped["expired"] >= 2
-    assert run.network.dropped["late"] >= 2
+    assert run.runtime.state.dropped["expired"] >= 2
+    assert run.runtime.state.dropped["late"] >= 2
     assert {job[0] for of in jobs(run) for job in of} == {0}
-    assert not run.server.in_flight - {sent.job for sent in run.network._under_way.values()}, (
+    assert not run.server.in_flight - {sent.job for sent in run.runtime._under_way.values()}, (
         "no version is kept for it"
     )
 
 
 def test_a_reply_that_comes_twice_counts_once() -> None:
     run = federate(lambda m: 2 * list(honest(m)), rounds=3)
-    assert run.network.dropped == {"duplicate": 6}
+    assert run.runtime.state.dropped == {"duplicate": 6}
     assert run.server.refused == {}
     assert len({job for of in jobs(run) for job in of}) == 6
 
@@ -314,7 +313,7 @@ def test_a_reply_counts_only_from_the_node_that_was_asked() -> None:
         return honest(message) if mine else [(1.0, forged), *honest(message)]
 
     run, plain = federate(answer), federate(honest)
-    assert run.network.dropped["from another node"] > 2
+    assert run.runtime.state.dropped["from another node"] > 2
     assert jobs(run) == jobs(plain)
     assert torch.equal(run.server.model.vector, plain.server.model.vector)
 
@@ -332,8 +331,8 @@ def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else(monkeyp
 
     monkeypatch.setattr(grid, "pull_messages", pulled)
     run.go()
-    assert run.network.dropped == {"broken": 1}
-    assert run.network.roster.nodes[12345].why == "broken: ValueError: object id does not fit its content"
+    assert run.runtime.state.dropped == {"broken": 1}
+    assert run.runtime.roster.nodes[12345].why == "broken: ValueError: object id does not fit its content"
     assert {job[0] for of in jobs(run) for job in of} == {0, 2}
 
 
@@ -365,7 +364,7 @@ def test_errors_of_the_superlink_are_borne(
     run.go()
     assert run.result["finished"]
     assert {job[0] for of in jobs(run) for job in of} == {0, 1, 2}, "nobody is left out"
-    assert set(run.network.dropped) == ({"not sent"} if name == "push_messages" else set())
+    assert set(run.runtime.state.dropped) == ({"not sent"} if name == "push_messages" else set())
     assert torch.equal(replayed(run), run.server.model.vector)
     if name == "push_messages":
         assert grid.time.now > 30, "a node that could not be reached cools down"
@@ -402,14 +401,14 @@ class FailingLink(BaseHTTPRequestHandler):
 def test_flowers_own_client_is_borne_with(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ready()
     monkeypatch.setattr(FailingLink, "statuses", [500, 500, 200])
-    monkeypatch.setattr(run.network, "_send", lambda: None)
+    monkeypatch.setattr(run.runtime, "_send", lambda: None)
     with HTTPServer(("127.0.0.1", 0), FailingLink) as link:
         Thread(target=link.serve_forever, daemon=True).start()
         grid = HttpGrid(f"127.0.0.1:{link.server_port}", insecure=True, token="of a test")  # noqa: S106
-        run.network.grid = grid
+        run.runtime.grid = grid
         for known in ([], [], [7]):
-            run.network._look()
-            assert list(run.network.roster.nodes) == known
+            run.runtime._look()
+            assert list(run.runtime.roster.nodes) == known
         grid._disconnect()
         link.shutdown()
 
@@ -441,11 +440,11 @@ def test_a_reply_that_comes_slowly_holds_up_nobody(monkeypatch: pytest.MonkeyPat
     def release(line: dict[str, Any]) -> None:
         if line["round"] == 5:
             uploaded.set()
-            while not all(pull.done() for pull in run.network._pulls._slow.values()):
+            while not all(pull.done() for pull in run.runtime._pulls._slow.values()):
                 time.sleep(0.01)
 
     monkeypatch.setattr(grid, "pull_messages", pulled)
-    run.network._pulls.patience = 0.05
+    run.runtime._pulls.patience = 0.05
     run.go(release)
     first = [1 in {job[0] for job in of} for of in jobs(run)].index(True)
     assert first == 5, "the others' updates were merged meanwhile, and its own at the next look"
@@ -545,18 +544,18 @@ def test_whose_reply_it_is_the_reply_cannot_say() -> None:
         return honest(message)
 
     run, plain = federate(answer), federate(honest)
-    assert set(run.network.dropped) == {"from another node"}
+    assert set(run.runtime.state.dropped) == {"from another node"}
     assert len(others) > 5
     assert jobs(run) == jobs(plain)
 
     run = ready()
-    run.network._look()
-    mine, another = (i for i, sent in run.network._under_way.items() if sent.node.id in (12345, 7))
+    run.runtime._look()
+    mine, another = (i for i, sent in run.runtime._under_way.items() if sent.node.id in (12345, 7))
     order = order_message(Order(Job(1, 0, 0), run.server.model, run.server.digest, Recipe(), 0), 12345, ttl=10)
     order.metadata.__dict__["_message_id"] = another
-    run.network._take(mine, failed(order))
-    assert another in run.network._under_way
-    assert mine not in run.network._under_way
+    run.runtime._take(mine, failed(order))
+    assert another in run.runtime._under_way
+    assert mine not in run.runtime._under_way
 
 
 def test_what_the_superlink_says_in_a_nodes_stead_ends_its_job() -> None:
@@ -566,14 +565,14 @@ def test_what_the_superlink_says_in_a_nodes_stead_ends_its_job() -> None:
         return [(1.0, lost)] if message.metadata.dst_node_id == 12345 else honest(message)
 
     run = federate(answer, rounds=3)
-    assert run.network.roster.nodes[12345].why == "error: Node Unavailable"
+    assert run.runtime.roster.nodes[12345].why == "error: Node Unavailable"
 
 
 def test_nodes_that_are_turned_away_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr("feddle.runtimes.flower.network.log", lambda _, text, *values: told.append(text % values))
     run = federate(honest, nodes=lambda now: NODES if now < 20 else NODES[:1], clients={"count": 2, "per_round": 1})
-    assert run.status["turned_away"] == 1
+    assert status_of(run)["turned_away"] == 1
     away = [line for line in told if "too many nodes" in line]
     assert away == [
         f"too many nodes: {max(NODES)} get no job, since clients.count is 2 (0 of them are gone); raise it in a new run"
@@ -637,7 +636,7 @@ def test_updates_are_checked_as_in_the_simulation(how: str) -> None:
 
     run = federate(answer, rounds=3)
     assert list(run.server.refused) == [reason]
-    assert run.network.roster.nodes[12345].why == f"refused: {reason}"
+    assert run.runtime.roster.nodes[12345].why == f"refused: {reason}"
     assert not any(job[0] == 1 for of in jobs(run) for job in of)
 
 
@@ -709,21 +708,21 @@ def test_a_server_that_was_killed_goes_on_with_its_version_and_its_atlas(tmp_pat
             raise KilledError
 
     with pytest.raises(KilledError):
-        run_in_folder(run, run.plan, tmp_path / "run", stop)  # type: ignore[arg-type]
+        run_in_folder(run, tmp_path / "run", stop)
     assert run.server.in_flight
     again = ready(rounds=7)
     lines: list[dict[str, Any]] = []
-    run_in_folder(again, again.plan, tmp_path / "run", lines.append)  # type: ignore[arg-type]
+    run_in_folder(again, tmp_path / "run", lines.append)
     assert [line["version"] for line in lines] == [5, 6, 7]
     assert min(lines[0]["anchor_versions"]) < 4, "anchors from before"
     assert again.history[:4] == run.history
     assert again.history[4]["sent"][0][2] == 4, "what was under way is lost, and new jobs begin from its version"
-    assert {path.stem for path in (tmp_path / "run").iterdir()} >= {"config", "history", "result", "report"}
+    assert {path.stem for path in (tmp_path / "run").iterdir()} >= {"config", "history", "result", "model"}
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert [node["node"] for node in status["nodes"]] == [str(node) for node in BY_NUMBER], "they keep their numbers"
     assert torch.equal(replayed(again), again.server.model.vector)
     with pytest.raises(FeddleError, match="is finished"):
-        run_in_folder(ready(rounds=7), again.plan, tmp_path / "run")  # type: ignore[arg-type]
+        run_in_folder(ready(rounds=7), tmp_path / "run")
 
 
 def killed(where: str, monkeypatch: pytest.MonkeyPatch, run: Path, **changes: Any) -> None:
@@ -736,30 +735,23 @@ def killed(where: str, monkeypatch: pytest.MonkeyPatch, run: Path, **changes: An
     with monkeypatch.context() as patches:
         patches.setattr(where, kill)
         with pytest.raises(KilledError):
-            run_in_folder(federation, federation.plan, run)  # type: ignore[arg-type]
+            run_in_folder(federation, run)
 
 
-def test_a_server_that_was_killed_before_its_report_writes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_up_writes_the_page_of_a_federation_that_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for out in (tmp_path / "by the server", tmp_path / "by up"):
-        killed("feddle.flower.run.write_page", monkeypatch, out)
-        assert RunFolder(out).is_finished()
-        assert not is_finished(out)
-    again = ready()
-    run_in_folder(again, again.plan, tmp_path / "by the server")  # type: ignore[arg-type]
-    assert is_finished(tmp_path / "by the server")
-    assert not grid_of(again).sent, "nothing is trained again"
-    model = net()
-    model.load_state_dict(load_file(tmp_path / "by the server" / "model.safetensors"))
-    assert torch.equal(Layout.of(model).read(model).vector, again.server.model.vector)
-    app(["federation", "up", "--out", str(tmp_path / "by up")], standalone_mode=False)
-    assert is_finished(tmp_path / "by up")
+    out = tmp_path / "run"
+    run_in_folder(ready(), out)
+    assert is_finished(out)
+    assert not (out / "report.html").exists(), "the command writes it, not the ServerApp"
+    app(["federation", "up", "--out", str(out)], standalone_mode=False)
+    assert (out / "report.html").exists()
     assert "Report: " in capsys.readouterr().out
-    (tmp_path / "by up" / "report.html").unlink()
-    (tmp_path / "by up" / "config.yaml").write_text("rounds: 6\n")  # a simulation
     with pytest.raises(FeddleError, match="is finished"):
-        run_in_folder(ready(), again.plan, tmp_path / "by up")  # type: ignore[arg-type]
+        app(["federation", "up", "--out", str(out)], standalone_mode=False)
+    with pytest.raises(FeddleError, match="is finished"):
+        run_in_folder(ready(), out)
 
 
 def test_a_server_that_was_killed_before_its_last_merge_was_kept_makes_it_again(
@@ -767,7 +759,7 @@ def test_a_server_that_was_killed_before_its_last_merge_was_kept_makes_it_again(
 ) -> None:
     killed("feddle.run.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
     again = ready(rounds=3)
-    run_in_folder(again, again.plan, tmp_path / "run")  # type: ignore[arg-type]
+    run_in_folder(again, tmp_path / "run")
     assert [line["version"] for line in lines_of(tmp_path / "run")] == [1, 2, 3]
     assert is_finished(tmp_path / "run")
 
@@ -775,7 +767,7 @@ def test_a_server_that_was_killed_before_its_last_merge_was_kept_makes_it_again(
 def test_settings_hold_that_are_given_before_the_first_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed("feddle.flower.run.go_to_the_end", monkeypatch, tmp_path / "run", rounds=3)
     again = ready(rounds=2)
-    run_in_folder(again, again.plan, tmp_path / "run")  # type: ignore[arg-type]
+    run_in_folder(again, tmp_path / "run")
     assert "rounds: 2\n" in (tmp_path / "run" / "config.yaml").read_text()
     assert len(lines_of(tmp_path / "run")) == 2
 
@@ -786,7 +778,7 @@ def test_a_simulation_is_not_written_over(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     run = ready()
     with pytest.raises(FeddleError, match="holds a simulation, not a federation"):
-        run_in_folder(run, run.plan, tmp_path)  # type: ignore[arg-type]
+        run_in_folder(run, tmp_path)
     for command in (["up", "--out"], ["watch"]):
         with pytest.raises(FeddleError, match="holds a simulation"):
             app(["federation", *command, str(tmp_path)], standalone_mode=False)
@@ -799,16 +791,16 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: p
     other.model[2] = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     time = Time()
     plan = make_plan({**SETTINGS, "rounds": 3}, source="test")
-    again = FederationRun(plan, other, SmallGrid(time, honest, lambda _: NODES), clock=time.clock)
+    again = federated(plan, other, SmallGrid(time, honest, lambda _: NODES), clock=time.clock)
     with pytest.raises(FeddleError, match="of a federation with another model"):
-        run_in_folder(again, plan, tmp_path / "run")
+        run_in_folder(again, tmp_path / "run")
 
 
-def replayed(run: FederationRun) -> torch.Tensor:
+def replayed(run: Run[Network]) -> torch.Tensor:
     federation = at_server()
     layout = Layout.of(federation.model)
-    server = build_server(Parts(run.plan, federation, layout, "cpu", None))
-    recipe = Recipe(**run.plan.training.model_dump())
+    server = build_server(run.plan, parts_of(run.plan, federation, layout, "cpu"))
+    recipe = run.plan.training
     shares = [as_examples(data) for data in SHARES]
     work = ClientWork(net(), layout, shares, recipe, nn.functional.cross_entropy, run.plan.seed)
     replay(run.history, server, work)
@@ -855,7 +847,7 @@ def test_it_is_a_strategy_of_flowers() -> None:
     assert result.train_metrics_clientapp[3]["loss"]
     assert strategy.run is not None
     assert strategy.run.plan.rounds == 3
-    assert strategy.run.network.rules.job_limit == 77.0
+    assert strategy.run.runtime.rules.job_limit == 77.0
     end = result.arrays.to_torch_state_dict()
     assert not torch.equal(end["0.weight"], start.to_torch_state_dict()["0.weight"])
     assert torch.equal(end["0.weight"], model.state_dict()["0.weight"])
@@ -966,7 +958,7 @@ def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str
         return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
 
     run = ready(answer, rounds=3)
-    run_in_folder(run, run.plan, tmp_path / "run")  # type: ignore[arg-type]
+    run_in_folder(run, tmp_path / "run")
     app(["federation", "watch", str(tmp_path / "run")], standalone_mode=False)
     told = capsys.readouterr().err.splitlines()
     shown = [line for line in told if line.startswith("version")]
@@ -984,7 +976,7 @@ def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_an_operator_is_told_that_a_server_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    killed("feddle.flower.run.FederationRun._line", monkeypatch, tmp_path)
+    killed("feddle.run.run.Run._line", monkeypatch, tmp_path)
     status = json.loads((tmp_path / "status.json").read_text())
     assert abs(status["at"] - time.time()) < 60
     with FederationDisplay(tmp_path) as display:
@@ -1168,7 +1160,7 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def is_finished(run: Path) -> bool:
-    return (run / "report.html").exists()
+    return RunFolder(run).is_finished()
 
 
 def app_with_a_slow_client(folder: Path) -> Path:
@@ -1335,9 +1327,10 @@ def replayed_real(
     with global_seed(seed_for(plan.seed, "model")):
         model = make_model()
     loss, layout = nn.functional.cross_entropy, Layout.of(model)
-    server = build_server(Parts(plan, at_the_server(model, server_data(), held_out_data(), loss), layout, "cpu", None))
+    federation = at_the_server(model, server_data(), held_out_data(), loss)
+    server = build_server(plan, parts_of(plan, federation, layout, "cpu"))
     clients = [share(number, len(shares)) for number in shares]
-    recipe = Recipe(**plan.training.model_dump())
+    recipe = plan.training
     replay(lines, server, ClientWork(make_model(), layout, clients, recipe, loss, plan.seed))
     return model, server.model.vector
 

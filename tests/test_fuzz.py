@@ -16,9 +16,9 @@ from torch import nn
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job, Update
-from feddle.core.search import PaperSearch
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.search import PaperSearch
 from feddle.run.load import load_config
 from feddle.server import Server
 from three_numbers import Quadratic, state, weights
@@ -31,7 +31,9 @@ NAN, INF = float("nan"), float("inf")
 
 
 def live_server() -> Server:
-    strategy = Feddle(Quadratic(1.0, 2.0, 3.0), Atlas(4, 3), PaperSearch(0.01, 1, 4), FedBuffFallback())
+    strategy = Feddle(
+        Quadratic(1.0, 2.0, 3.0), Atlas(4, 3), PaperSearch(lr=0.01, epochs=1, batch_size=4), FedBuffFallback()
+    )
     return Server(weights(0.0, 0.0, 0.0, buffers=[1.0, 2.0]), strategy, digest="ours", max_norm_ratio=100.0)
 
 
@@ -137,12 +139,12 @@ def bad_job(rng: Random, update: Update, core: Server) -> Update:
         [job],
     )
     chosen = others[0 if rng.random() < 0.8 else rng.integers(len(others))]
-    same = type(chosen) is Job and chosen in tuple(core._in_flight) and type(getattr(chosen, field)) is int
+    same = type(chosen) is Job and chosen in tuple(core.in_flight) and type(getattr(chosen, field)) is int
     return replace(update, job=Job(-1, 0, 0) if same else chosen)
 
 
 def ended_job(rng: Random, update: Update, core: Server) -> Update:
-    ended = list(core._last_received.values())
+    ended = list(core.state.last_received.values())
     return replace(update, job=ended[rng.integers(len(ended))])
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
-from feddle.core.search import PaperSearch
 from feddle.methods.ca2fl import CA2FL
+from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache, _FileRows
 from feddle.methods.convex import ConvexMerging, into_simplex
 from feddle.methods.fadas import Amsgrad, Fadas
@@ -22,10 +22,12 @@ from feddle.methods.feddf import Distillation, FedDF
 from feddle.methods.feddle.anchors import AdaptiveAnchors, CalibratedAnchors
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.search import PaperSearch
+from feddle.methods.fedft import FedFT
+from feddle.methods.hfcl import HFCL
 from feddle.methods.median import CoordinateMedian
-from feddle.methods.server_data import HFCL, Center, FedFT
 from feddle.training.train import Recipe
-from three_numbers import Quadratic, Scaled, arrival, bench, close, numbers, weights
+from three_numbers import Played, Quadratic, Scaled, arrival, bench, close, numbers, weights
 
 MODEL = weights(1.0, 2.0, 3.0)
 
@@ -37,12 +39,12 @@ def test_fedasync_mixes_the_clients_whole_model() -> None:
     # τ = 3: α_τ = 0.8/√4 = 0.4. The client's model is start + Δ = (0,0,1) + (4,0,0) = (4,0,1), so
     # w = 0.6·(1,2,3) + 0.4·(4,0,1) = (2.2, 1.2, 2.2). A delta against the current model would give (1 + 1.6, 2, 3).
     late = arrival(4.0, 0.0, 0.0, staleness=3, start=weights(0.0, 0.0, 1.0))
-    assert close(FedAsync(alpha=0.8, exponent=0.5).merge(MODEL, [late]).vector, 2.2, 1.2, 2.2)
+    assert close(Played(FedAsync(alpha=0.8, exponent=0.5)).merge(MODEL, [late]).vector, 2.2, 1.2, 2.2)
 
 
 def test_fedasync_mixes_one_after_the_other_and_its_weight_does_not_compound() -> None:
     # twice ½ of (4,4,4) from 0: (2,2,2), then (3,3,3); a round later ½ again: (3.5, 3.5, 3.5)
-    strategy, client = FedAsync(alpha=0.5, exponent=0.0), arrival(4.0, 4.0, 4.0)
+    strategy, client = Played(FedAsync(alpha=0.5, exponent=0.0)), arrival(4.0, 4.0, 4.0)
     once = strategy.merge(weights(0.0, 0.0, 0.0), [client, client])
     assert close(once.vector, 3.0, 3.0, 3.0)
     assert close(strategy.merge(once, [client]).vector, 3.5, 3.5, 3.5)
@@ -51,8 +53,8 @@ def test_fedasync_mixes_one_after_the_other_and_its_weight_does_not_compound() -
 # --- CA2FL
 
 
-def ca2fl(clients: int = 4, buffer_size: int = 2, lr: float = 1.0) -> CA2FL:
-    return CA2FL(ClientCache(clients, 3), buffer_size, lr)
+def ca2fl(clients: int = 4, buffer_size: int = 2, lr: float = 1.0) -> Played:
+    return Played(CA2FL(ClientCache(clients, 3), buffer_size, lr))
 
 
 def test_ca2fl_calibrates_by_the_clients_last_updates() -> None:
@@ -65,7 +67,7 @@ def test_ca2fl_calibrates_by_the_clients_last_updates() -> None:
     # over the clients seen so far, it would be another
     second = strategy.merge(first, [arrival(6.0, 0.0, 0.0, client=0), arrival(0.0, 0.0, 8.0, client=2)])
     assert close(second.vector, 5.0, 3.5, 7.0)
-    assert close(strategy.cache.mean(), 1.5, 0.5, 2.0)  # ¼((6,0,0) + (0,2,0) + (0,0,8))
+    assert close(strategy.state.cache.mean(), 1.5, 0.5, 2.0)  # ¼((6,0,0) + (0,2,0) + (0,0,8))
 
 
 def test_ca2fl_takes_a_client_twice_in_the_buffer_against_its_old_update() -> None:
@@ -74,7 +76,7 @@ def test_ca2fl_takes_a_client_twice_in_the_buffer_against_its_old_update() -> No
     # h₀ = (2,0,0), h̄ = (1,1,0): ½((4,0,0) − h₀ + (6,0,0) − h₀) = (3,0,0), so the step is (4,1,0)
     again = strategy.merge(model, [arrival(4.0, 0.0, 0.0, number=1), arrival(6.0, 0.0, 0.0, number=2)])
     assert close(again.vector - model.vector, 4.0, 1.0, 0.0)
-    assert close(strategy.cache[0], 6.0, 0.0, 0.0), "the later one is kept"
+    assert close(strategy.state.cache[0], 6.0, 0.0, 0.0), "the later one is kept"
 
 
 def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_a_restored_buffer_has_not_forgotten_its_largest_staleness() -> None:
     whole, first, second = fadas(1), fadas(1), fadas(1)
     late, fresh = arrival(4.0, 2.0, 1.0, staleness=4), arrival(4.0, 2.0, 1.0)
     first.merge(MODEL, [late])
-    second.load_state_dict(first.state_dict())
+    second.continue_from(first)
     stepped = second.merge(MODEL, [fresh]).vector
     assert torch.equal(stepped, whole.merge(MODEL, [late, fresh]).vector)
     assert not torch.equal(stepped, fadas(1).merge(MODEL, [fresh, fresh]).vector)
@@ -147,8 +149,8 @@ def test_what_a_strategy_keeps_is_its_own() -> None:
 # --- FADAS
 
 
-def fadas(threshold: int = 10) -> Fadas:
-    return Fadas(Amsgrad(3, beta1=0.5, beta2=0.75, epsilon=1.0), buffer_size=2, lr=1.0, delay_threshold=threshold)
+def fadas(threshold: int = 10) -> Played:
+    return Played(Fadas(Amsgrad.zeros(3), 2, 1.0, threshold, beta1=0.5, beta2=0.75, epsilon=1.0))
 
 
 def test_fadas_worked_out() -> None:
@@ -181,14 +183,14 @@ def test_fadas_uses_the_clients_own_delta_wherever_it_started() -> None:
 
 def test_the_median_of_each_coordinate() -> None:
     odd = [arrival(1.0, 5.0, -1.0), arrival(2.0, -9.0, 0.0), arrival(9.0, 1.0, 7.0)]
-    assert close(CoordinateMedian().merge(MODEL, odd).vector, 3.0, 3.0, 3.0)  # + (2, 1, 0)
+    assert close(Played(CoordinateMedian()).merge(MODEL, odd).vector, 3.0, 3.0, 3.0)  # + (2, 1, 0)
     even = [*odd, arrival(4.0, 3.0, -8.0)]
-    assert close(CoordinateMedian(lr=2.0).merge(MODEL, even).vector, 7.0, 6.0, 2.0)  # + 2·(3, 2, −½)
+    assert close(Played(CoordinateMedian(lr=2.0)).merge(MODEL, even).vector, 7.0, 6.0, 2.0)  # + 2·(3, 2, −½)
 
 
 def test_a_wild_update_does_not_move_the_median() -> None:
     calm = [arrival(1.0, 1.0, 1.0), arrival(1.1, 1.0, 0.9)]
-    merged = CoordinateMedian().merge(weights(0.0, 0.0, 0.0), [*calm, arrival(-1e6, 1e6, 1e6)])
+    merged = Played(CoordinateMedian()).merge(weights(0.0, 0.0, 0.0), [*calm, arrival(-1e6, 1e6, 1e6)])
     assert float(merged.vector.abs().max()) <= 1.1
 
 
@@ -220,11 +222,10 @@ def test_convex_merging_finds_the_best_point_of_the_hull() -> None:
     # The server wants (1,2,0) = ¼(4,0,0) + ½(0,4,0) + ¼·current, which is inside
     reported = [arrival(4.0, 0.0, 0.0), arrival(0.0, 4.0, -1.0, start=weights(0.0, 0.0, 1.0), staleness=5)]
     origin = weights(0.0, 0.0, 0.0)
-    search = PaperSearch(lr=0.01, epochs=400, batch_size=4, constraint=into_simplex)
-    strategy = ConvexMerging(Quadratic(1.0, 2.0, 0.0), search, seed=0)
+    strategy = Played(ConvexMerging(Quadratic(1.0, 2.0, 0.0), lr=0.01, epochs=400, batch_size=4, seed=0))
     assert torch.allclose(strategy.merge(origin, reported).vector, torch.tensor([1.0, 2.0, 0.0]), atol=1e-2)
     # (−1, 9, 0) is outside: no negative coefficient, and at the most the whole of a vertex
-    outside = ConvexMerging(Quadratic(-1.0, 9.0, 0.0), search, seed=0)
+    outside = Played(ConvexMerging(Quadratic(-1.0, 9.0, 0.0), lr=0.01, epochs=400, batch_size=4, seed=0))
     assert torch.allclose(outside.merge(origin, reported).vector, torch.tensor([0.0, 4.0, 0.0]), atol=1e-2)
     assert outside.notes["coefficients"] == pytest.approx([0.0, 1.0], abs=1e-3)
 
@@ -236,7 +237,7 @@ SGD = Recipe(optimizer="sgd", lr=0.1, epochs=1, batch_size=8)
 
 def test_fed_ft_merges_and_then_fine_tunes() -> None:
     # w₁: 1 + 1 = 2 by the merge; fine-tuning on (2w − 2)² has gradient 8 at 2, so w₁ = 2 − 0.8 = 1.2
-    strategy = FedFT(FedAvg("add_deltas"), bench(), numbers(), SGD, seed=0)
+    strategy = Played(FedFT(FedAvg("add_deltas"), bench(), numbers(), SGD, seed=0))
     merged = strategy.merge(MODEL, [arrival(1.0, 5.0, 0.0)])
     assert close(merged.vector, 1.2, 7.0, 3.0)
     # a round without arrivals fine-tunes too: (2.4 − 2)² has gradient 1.6, so w₁ = 1.2 − 0.16 = 1.04
@@ -246,7 +247,7 @@ def test_fed_ft_merges_and_then_fine_tunes() -> None:
 def test_hfcl_averages_the_server_in_as_one_more_client() -> None:
     # from w₁ = 2 the server's own update is −0.8 with one example; the client's is +0.4 with three, the late one is
     # discarded: ¼·(−0.8) + ¾·0.4 = 0.1
-    strategy = HFCL(bench(), numbers(), SGD, late="discard", seed=0)
+    strategy = Played(HFCL(bench(), numbers(), SGD, late="discard", seed=0))
     arrivals = [arrival(0.4, 0.0, 0.0, examples=3), arrival(100.0, 0.0, 0.0, staleness=1)]
     assert close(strategy.merge(weights(2.0, 0.0, 0.0), arrivals).vector, 2.1, 0.0, 0.0)
     assert close(strategy.merge(weights(2.0, 0.0, 0.0), []).vector, 1.2, 0.0, 0.0)
@@ -254,7 +255,7 @@ def test_hfcl_averages_the_server_in_as_one_more_client() -> None:
 
 def test_center_spreads_its_epochs_and_needs_no_client() -> None:
     # three epochs over six rounds: after the second, fourth and sixth. From 2: 1.2, 1.04, 1.008
-    strategy = Center(bench(), numbers(), SGD.lasting(3), rounds=6, seed=0)
+    strategy = Played(Center(bench(), numbers(), SGD.lasting(3), rounds=6, seed=0))
     model, seen = weights(2.0, 0.0, 0.0), []
     for _ in range(7):
         model = strategy.merge(model, [arrival(100.0, 0.0, 0.0)])
@@ -270,13 +271,13 @@ def test_feddf_at_a_temperature_worked_out() -> None:
     teacher = arrival(0.0, 1.0986123, -9.0)
     strategy = feddf(Distillation(SGD, temperature=2.0))
     targets = strategy.teach([teacher], strategy.examples)
-    student = strategy._distil(weights(0.0, 0.0, 0.0), strategy.examples, targets)
-    assert torch.allclose(student.vector, torch.tensor([-1 / 30, 1 / 6, -2 / 15]), atol=1e-3)
+    student = strategy._distil(weights(0.0, 0.0, 0.0), strategy.examples, targets, seed=0)
+    assert torch.allclose(student.weights.vector, torch.tensor([-1 / 30, 1 / 6, -2 / 15]), atol=1e-3)
 
 
 def test_center_keeps_its_optimiser_through_a_stop() -> None:
-    def center() -> Center:
-        return Center(bench(), numbers(), Recipe("adam", 0.1, 8), rounds=8, seed=0)
+    def center() -> Played:
+        return Played(Center(bench(), numbers(), Recipe(lr=0.1, epochs=8), rounds=8, seed=0))
 
     whole, first, second = center(), center(), center()
     model = start = weights(2.0, 0.0, 0.0)
@@ -285,21 +286,21 @@ def test_center_keeps_its_optimiser_through_a_stop() -> None:
     half = start
     for _ in range(4):
         half = first.merge(half, [])
-    second.load_state_dict(first.state_dict())
+    second.continue_from(first)
     for _ in range(4):
         half = second.merge(half, [])
     assert torch.equal(half.vector, model.vector)
     fresh = start
-    for _ in range(8):
-        fresh = center().merge(fresh, [])
+    for number in range(8):
+        fresh = center().strategy.merge(fresh, [], number + 1).weights
     assert not torch.equal(fresh.vector, model.vector), "one optimiser, not one a round"
 
 
 # --- FedDF
 
 
-def feddf(how: Distillation) -> FedDF:
-    return FedDF(bench(Scaled()), numbers(), how, late="add_deltas", seed=0)
+def feddf(how: Distillation) -> Played:
+    return Played(FedDF(bench(Scaled()), numbers(), how, late="add_deltas", seed=0))
 
 
 def test_feddf_teachers() -> None:
@@ -335,9 +336,9 @@ def test_feddf_stops_early_when_the_loss_no_longer_falls() -> None:
 # --- anchors that are more than raw updates
 
 
-def with_anchors(kind: CalibratedAnchors | AdaptiveAnchors) -> Feddle:
+def with_anchors(kind: CalibratedAnchors | AdaptiveAnchors) -> Played:
     search = PaperSearch(lr=1e-9, epochs=1, batch_size=4)
-    return Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), anchors=kind)
+    return Played(Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), anchors=kind))
 
 
 def test_calibrated_anchors() -> None:
@@ -358,19 +359,19 @@ def test_calibrated_anchors_of_one_merge_are_calibrated_alike() -> None:
     first, second = kind([arrival(4.0, 0.0, 0.0, number=1), arrival(6.0, 0.0, 0.0, number=2)])
     assert close(first, 3.0, 1.0, 0.0)
     assert close(second, 5.0, 1.0, 0.0)
-    assert close(kind.cache[0], 6.0, 0.0, 0.0)
+    assert close(kind.state[0], 6.0, 0.0, 0.0)
 
 
 def test_a_zero_update_is_no_anchor_even_when_it_would_be_calibrated() -> None:
     strategy = with_anchors(CalibratedAnchors(ClientCache(4, 3)))
     model = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0)])
     assert torch.equal(strategy.merge(model, [arrival(0.0, 0.0, 0.0, client=0)]).vector, model.vector)
-    assert close(strategy.anchors.state_dict()["last.0"], 4.0, 0.0, 0.0)
+    assert close(strategy.anchors.state.state_dict()["last.0"], 4.0, 0.0, 0.0)
 
 
 def test_adaptive_anchors_keep_the_length_and_even_out_the_coordinates() -> None:
     # β₂ = ¾, ε = 0 in effect: √v̂ = ½|Δ|, so the first anchor is ±1 where Δ is not 0, at the length of Δ
-    kind = AdaptiveAnchors(Amsgrad(3, beta2=0.75, epsilon=1e-12))
+    kind = AdaptiveAnchors(Amsgrad.zeros(3), beta2=0.75, epsilon=1e-12)
     [anchor] = kind([arrival(3.0, -4.0, 0.0)])
     assert close(anchor, 5 / 2**0.5, -5 / 2**0.5, 0.0)
     assert kind([]) == []
@@ -378,15 +379,15 @@ def test_adaptive_anchors_keep_the_length_and_even_out_the_coordinates() -> None
 
 def test_adaptive_anchors_share_the_moments_of_their_mean() -> None:
     # the mean of (4,0,0) and (0,8,0) is (2,4,0): √v̂ = ½·(2,4,0) = (1,2,0), so the anchors stay on their axes
-    kind = AdaptiveAnchors(Amsgrad(3, beta2=0.75, epsilon=1e-12))
+    kind = AdaptiveAnchors(Amsgrad.zeros(3), beta2=0.75, epsilon=1e-12)
     first, second = kind([arrival(4.0, 0.0, 0.0), arrival(0.0, 8.0, 0.0)])
     assert close(first, 4.0, 0.0, 0.0)
     assert close(second, 0.0, 8.0, 0.0)
-    assert close(kind.moments.largest, 1.0, 4.0, 0.0)
+    assert close(kind.state.largest, 1.0, 4.0, 0.0)
 
 
 def test_adaptive_anchors_fall_back_on_the_update_when_its_length_is_lost() -> None:
-    kind = AdaptiveAnchors(Amsgrad(3, epsilon=1e-8))
+    kind = AdaptiveAnchors(Amsgrad.zeros(3), epsilon=1e-8)
     kind([arrival(1e12, 1e12, 1e12)])
     [anchor] = kind([arrival(1e-15, 0.0, 0.0)])
     assert bool(anchor.isfinite().all())

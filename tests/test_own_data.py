@@ -31,7 +31,6 @@ from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_federation
-from feddle.run.run import Run
 from tiny import TINY, tiny
 
 Row = tuple[str, ...]
@@ -640,7 +639,7 @@ def test_large_photos_and_grey_ones_become_what_is_asked_for(tmp_path: Path) -> 
 
 
 def model_after(config: Config) -> torch.Tensor:
-    run = Run(config, build_federation(config))
+    run = simulated(config, build_federation(config))
     run.go()
     return run.server.model.vector
 

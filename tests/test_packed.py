@@ -1,6 +1,7 @@
 """Anchors that are kept in less memory."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_too_large_an_atlas_says_what_to_do() -> None:
         Int8Rows.empty(1_000_000, 2**40)
 
 
-def simulate(storage: str | dict[str, object]) -> feddle.Run:
+def simulate(storage: str | dict[str, object]) -> feddle.Run[Any]:
     examples = TensorDataset(torch.eye(4), torch.tensor([0, 1, 0, 1]))
     return feddle.simulate(
         nn.Sequential(nn.Linear(4, 2)),

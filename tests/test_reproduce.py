@@ -338,8 +338,8 @@ def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None
     asked: list[list[int]] = []
     run_task(task, lambda line: asked.append(line["staleness"]))
     clock = read_record(task.folder)["clock"]
-    delays = Delays(8.0, "client", 0)
-    slowest = max(delays(Job(client, 0, 0)) for client in range(20))
+    delays = Delays(sigma=8.0)
+    slowest = max(delays.draw(Job(client, 0, 0), 0) for client in range(20))
     lengths = [b - a for a, b in zip([0, *clock], clock, strict=False)]
     assert all(set(stale) == {0} and len(stale) == 5 for stale in asked)  # nothing was late
     assert all(1 <= length <= 1 + slowest for length in lengths)

@@ -30,9 +30,10 @@ from feddle.data.examples import FromDataset
 from feddle.data.readers.decoders import Unusable
 from feddle.methods.options import AnyMethod
 from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
-from feddle.run.folder import RunFolder, go_on, resume_run, run_config
+from feddle.run.folder import RunFolder, go_to_the_end, resume_run, run_config
 from feddle.run.problem import Federation, build_federation
-from feddle.run.run import Line, Run
+from feddle.run.run import Line
+from feddle.run.simulated import simulated
 from feddle.runtimes.workers import WorkerPool
 from feddle.server import ENOUGH
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
@@ -264,10 +265,10 @@ def test_what_is_no_part_of_the_weights_is_kept_too() -> None:
     config = small("fedbuff")
     federation = build_federation(config)
     federation = replace(federation, model=nn.Sequential(federation.model, nn.BatchNorm1d(10, momentum=None)))
-    run = Run(config, federation)
+    run = simulated(config, federation)
     states: list[dict[str, torch.Tensor]] = []
     run.go(lambda _: states.append({n: t.clone() for n, t in run.state_dict().items()}))
-    again = Run(config, federation)
+    again = simulated(config, federation)
     again.load_state_dict(states[4], run.history[:5], 0.0)
     again.go()
     assert again.history == run.history
@@ -361,7 +362,7 @@ def test_a_long_run_stays_as_quick_and_as_small(tmp_path: Path) -> None:
     cloud = [FromDataset(TensorDataset(x, (x.prod(1) > 0).long())) for x in points.view(20, 20, 4)]
     clients, server, test = cloud[:16], cloud[16], cloud[17]
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    run = Run(config, Federation(model, clients, torch.full((16,), 20), server, test))
+    run = simulated(config, Federation(model, clients, torch.full((16,), 20), server, test))
     folder = RunFolder(tmp_path / "run")
     seconds, resident, sizes = [], [], []
 
@@ -371,7 +372,7 @@ def test_a_long_run_stays_as_quick_and_as_small(tmp_path: Path) -> None:
         sizes.append(sum(path.stat().st_size for path in (tmp_path / "run" / "checkpoint").iterdir()))
 
     with folder.locked():
-        go_on(run, config, folder, listener)
+        go_to_the_end(run, folder, Pace(50), listener)
     a_round = [after - before for before, after in pairwise(seconds)]
     quarter = rounds // 4
     quarters = [median(a_round[first : first + quarter]) for first in range(0, rounds, quarter)]
@@ -554,13 +555,13 @@ def test_a_full_disk_then_a_read_only_one(
 @linux
 def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
     config = small("feddle", workers=2)
-    run = Run(config, build_federation(config))
+    run = simulated(config, build_federation(config))
 
     killed = 0
 
     def kill_one(line: Line) -> None:
         nonlocal killed
-        pool = run.trainer
+        pool = run.runtime.trainer
         assert isinstance(pool, WorkerPool)
         with pool._changed:  # a job that fails twice would end the run: one that has failed is let be
             spared = [w.task is not None and w.task.failures > 0 for w in pool._workers]

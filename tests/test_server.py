@@ -29,7 +29,7 @@ def test_staleness_is_a_difference_of_versions_and_start_is_what_the_client_bega
     core.advance()
     core.advance()
     core.receive(update(early, 0.0, 1.0, 0.0))
-    [arrival] = core.advance()
+    [arrival], _ = core.advance()
     assert arrival.staleness == 2
     assert close(arrival.start.vector, 0.0, 0.0, 0.0)
     assert close(core.model.vector, 1.0, 1.0, 0.0)
@@ -42,9 +42,9 @@ def test_versions_are_shared_and_freed_with_their_last_job() -> None:
     assert core.start_of(first) is core.start_of(second)
     core.receive(update(first, 1.0, 0.0, 0.0))
     core.advance()
-    assert list(core._pinned) == [0]
+    assert list(core.state.pinned) == [0]
     core.forget(second)
-    assert not core._pinned
+    assert not core.state.pinned
 
 
 def test_jobs_of_a_client_are_numbered() -> None:
@@ -157,7 +157,7 @@ def test_a_norm_is_bounded_by_the_median_of_those_last_accepted() -> None:
     for _ in range(100):
         assert core.receive(update(core.dispatch(3), 0.0, 0.0, 10.0)), "the median follows"
     assert core.receive(update(core.dispatch(3), 0.0, 0.0, 49.0))
-    assert len(core._norms) == 100
+    assert len(core.state.norms) == 100
     free = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"))
     for _ in range(50):
         free.receive(update(free.dispatch(1), 1.0, 0.0, 0.0))
@@ -238,7 +238,7 @@ def test_a_restored_server_goes_on_the_same() -> None:
         assert close(one.start_of(slow).vector, 0.0, 0.0, 0.0)
         assert close(one.start_of(late).vector, 1.0, 0.0, 0.0)
         assert one.receive(update(slow, 0.0, 4.0, 0.0))
-        assert sorted(one._pinned) == [1], "version 0 is freed with its last job"
-        [arrival] = one.advance()
+        assert sorted(one.state.pinned) == [1], "version 0 is freed with its last job"
+        [arrival], _ = one.advance()
         assert arrival.staleness == 1
         assert close(one.model.vector, 1.0, 4.0, 0.0)

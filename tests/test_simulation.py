@@ -34,19 +34,18 @@ class Scripted:
         return Update(job, torch.tensor([1.0, 0.0, 0.0]), torch.zeros(0), 1)
 
 
-class FixedDelays:
-    def __init__(self, delays: Sequence[int]) -> None:
-        self.delays = delays
+class FixedDelays(Delays):
+    fixed: tuple[int, ...]
 
-    def __call__(self, job: Job) -> int:
-        return self.delays[job.client]
+    def draw(self, job: Job, seed: int) -> int:  # noqa: ARG002
+        return self.fixed[job.client]
 
 
 def simulation(delays: Sequence[int], *, per_round: int, late: Late = "add_deltas") -> tuple[Simulation, Scripted]:
     trainer = Scripted()
     server = Server(weights(0.0, 0.0, 0.0), FedAvg(late))
     eligible = np.arange(len(delays))
-    drawn = FixedDelays(delays)
+    drawn = FixedDelays(fixed=tuple(delays))
     return Simulation(server, trainer, drawn, eligible=eligible, per_round=per_round, seed=0), trainer
 
 
@@ -95,7 +94,7 @@ def test_what_would_be_discarded_is_not_trained_but_takes_its_time_and_bytes() -
 
 
 def test_delays_are_half_normal_in_whole_rounds() -> None:
-    delays = np.array([Delays(20.0, "client", seed=0)(Job(client, 0, 0)) for client in range(4000)])
+    delays = np.array([Delays(sigma=20.0).draw(Job(client, 0, 0), seed=0) for client in range(4000)])
     assert delays.min() == 0
     # the mean of ⌊|N(0, 20)|⌋ is about 20·√(2/π) − ½ = 15.5, and P(0) = P(|N| < 1/20) = 0.04
     assert delays.mean() == pytest.approx(15.46, abs=0.6)
@@ -103,10 +102,10 @@ def test_delays_are_half_normal_in_whole_rounds() -> None:
 
 
 def test_delays_per_client_stay_and_per_job_change() -> None:
-    by_client, by_job = Delays(20.0, "client", 0), Delays(20.0, "job", 0)
-    assert len({by_client(Job(5, n, n)) for n in range(20)}) == 1
-    assert len({by_job(Job(5, n, n)) for n in range(20)}) > 5
-    assert Delays(0.0, "job", 0)(Job(5, 0, 0)) == 0
+    by_client, by_job = Delays(sigma=20.0, per="client"), Delays(sigma=20.0, per="job")
+    assert len({by_client.draw(Job(5, n, n), 0) for n in range(20)}) == 1
+    assert len({by_job.draw(Job(5, n, n), 0) for n in range(20)}) > 5
+    assert Delays(sigma=0.0, per="job").draw(Job(5, 0, 0), 0) == 0
 
 
 def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
@@ -114,15 +113,15 @@ def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
     partition = even(60_000, clients=1_000_000, seed=0)
     eligible = partition.sizes.nonzero().flatten().numpy()
     server = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"))
-    delays = Delays(20.0, "client", seed=0)
+    delays = Delays(sigma=20.0)
     world = Simulation(server, Scripted(), delays, eligible=eligible, per_round=10, seed=0)
     for _ in range(100):
         world.step()
     assert time.perf_counter() - began < 30  # seconds; a fifth of that on a quiet core
     # what is kept is kept for jobs in flight and for clients that were sampled, not for all
-    assert len(server._in_flight) == len(world._queue) < 100 * 10
-    assert len(server._pinned) <= 100
-    assert len(server._jobs_of) <= 100 * 10
+    assert len(server.in_flight) == len(world.state.queue) < 100 * 10
+    assert len(server.state.pinned) <= 100
+    assert len(server.state.jobs_of) <= 100 * 10
 
 
 @settings(deadline=None, max_examples=40)
@@ -132,10 +131,10 @@ def test_every_job_returns_once_and_nothing_stays_pinned_that_is_not_needed(
 ) -> None:
     world, _ = simulation(delays, per_round=min(per_round, len(delays)))
     steps = [world.step() for _ in range(rounds)]
-    in_flight = len(world._queue)
+    in_flight = len(world.state.queue)
     assert sum(s.dispatched for s in steps) == sum(s.returned for s in steps) + in_flight
-    assert len(world.server._in_flight) == in_flight == len(world._busy)
-    assert set(world.server._pinned) == {job.version for _, _, job, _ in world._queue}
+    assert len(world.server.in_flight) == in_flight == len(world._busy)
+    assert set(world.server.state.pinned) == {event.version for event in world.state.queue}
     assert all(s.dispatched <= per_round for s in steps)
 
 

@@ -8,23 +8,25 @@ import torch
 from feddle.core.atlas import Atlas
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
-from feddle.core.search import PaperSearch
 from feddle.methods.ca2fl import CA2FL
+from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache
-from feddle.methods.convex import ConvexMerging, into_simplex
+from feddle.methods.convex import ConvexMerging
 from feddle.methods.fadas import Amsgrad, Fadas
 from feddle.methods.fedasync import FedAsync
 from feddle.methods.fedavg import FedAvg, Late
 from feddle.methods.fedbuff import FedBuff
 from feddle.methods.feddf import Distillation, FedDF
-from feddle.methods.feddle.anchors import AdaptiveAnchors, AnchorKind, CalibratedAnchors
+from feddle.methods.feddle.anchors import AdaptiveAnchors, Anchoring, CalibratedAnchors
 from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.search import PaperSearch
+from feddle.methods.fedft import FedFT
+from feddle.methods.hfcl import HFCL
 from feddle.methods.median import CoordinateMedian
-from feddle.methods.server_data import HFCL, Center, FedFT
 from feddle.methods.strategy import Strategy
 from feddle.training.train import Recipe
-from three_numbers import Quadratic, Scaled, arrival, bench, close, numbers, weights
+from three_numbers import Played, Quadratic, Scaled, arrival, bench, close, numbers, weights
 
 MODEL = weights(1.0, 2.0, 3.0)
 
@@ -35,10 +37,10 @@ def feddle(
     lr: float = 1e-9,
     capacity: int = 4,
     normalise: bool = True,
-    anchors: AnchorKind | None = None,
-) -> Feddle:
+    anchors: Anchoring | None = None,
+) -> Played:
     """By default a search that hardly moves, so that what the fallback does can be seen."""
-    return Feddle(
+    strategy = Feddle(
         Quadratic(0.0, 0.0, 0.0),
         Atlas(capacity, 3),
         PaperSearch(lr=lr, epochs=1, batch_size=4),
@@ -46,6 +48,7 @@ def feddle(
         anchors=anchors,
         normalise=normalise,
     )
+    return Played(strategy)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +65,13 @@ def feddle(
 def test_fedavg(late: Late, expected: tuple[float, ...]) -> None:
     in_time = arrival(4.0, 0.0, 0.0, examples=1, start=MODEL)
     too_late = arrival(0.0, 8.0, 0.0, examples=3, staleness=2, start=weights(0.0, 0.0, 4.0))
-    strategy = FedAvg(late)
+    strategy = Played(FedAvg(late))
     assert close(strategy.merge(MODEL, [in_time, too_late]).vector, *expected)
     assert strategy.max_staleness == (0 if late == "discard" else None)
 
 
 def test_fedbuff_divides_by_the_buffer_size_and_keeps_the_rest() -> None:
-    strategy = FedBuff(buffer_size=2, lr=0.5, staleness="sqrt")
+    strategy = Played(FedBuff(buffer_size=2, lr=0.5, staleness="sqrt"))
     first = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0)])
     assert torch.equal(first.vector, MODEL.vector)
     # the buffer is full with the second: ½/2·(1·(4,0,0) + ½·(0,8,0)) = (1, 1, 0); the third waits
@@ -81,7 +84,7 @@ def test_fedbuff_divides_by_the_buffer_size_and_keeps_the_rest() -> None:
 
 
 def test_fedbuff_flushes_as_often_as_it_is_full() -> None:
-    strategy = FedBuff(buffer_size=1, lr=1.0, staleness="constant")
+    strategy = Played(FedBuff(buffer_size=1, lr=1.0, staleness="constant"))
     merged = strategy.merge(MODEL, [arrival(1.0, 0.0, 0.0, staleness=9), arrival(0.0, 1.0, 0.0)])
     assert close(merged.vector, 2.0, 3.0, 3.0)
     assert strategy.notes == {"flushes": 2, "buffered": 0}
@@ -110,7 +113,7 @@ def test_fallbacks(fallback: Fallback, raw: tuple[float, ...]) -> None:
 
 def test_feddle_starts_from_fedbuffs_step_exactly() -> None:
     arrivals = [arrival(3.0, 0.5, 0.0), arrival(-1.0, 1.0, 2.0, staleness=3), arrival(0.0, 1.0, 1.0, staleness=8)]
-    fedbuff = FedBuff(buffer_size=3).merge(MODEL, arrivals)
+    fedbuff = Played(FedBuff(buffer_size=3)).merge(MODEL, arrivals)
     assert torch.allclose(feddle().merge(MODEL, arrivals).vector, fedbuff.vector, atol=1e-6)
 
 
@@ -166,7 +169,8 @@ def test_feddle_orders_its_mini_batches_anew_each_round() -> None:
             seen.append(examples.tolist())
             return super().loss_and_gradient(point, examples)
 
-    strategy = Feddle(Watching(0.0, 0.0, 0.0, examples=50), Atlas(4, 3), PaperSearch(0.1, 1, 50), NoFallback(), seed=3)
+    search = PaperSearch(lr=0.1, epochs=1, batch_size=50)
+    strategy = Played(Feddle(Watching(0.0, 0.0, 0.0, examples=50), Atlas(4, 3), search, NoFallback(), seed=3))
     for _ in range(2):
         strategy.merge(MODEL, [arrival(1.0, 0.0, 0.0)])
     assert seen[0] != seen[1]
@@ -194,15 +198,15 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "fedavg-average-models": lambda: FedAvg("average_models"),
     "fedavg-add-deltas": lambda: FedAvg("add_deltas"),
     "fedbuff": lambda: FedBuff(buffer_size=2),
-    "feddle": lambda: feddle(lr=0.05),
-    "feddle-unnormalised": lambda: feddle(lr=0.05, normalise=False),
-    "feddle-calibrated": lambda: feddle(lr=0.05, anchors=CalibratedAnchors(ClientCache(9, 3))),
-    "feddle-adaptive": lambda: feddle(lr=0.05, anchors=AdaptiveAnchors(Amsgrad(3))),
+    "feddle": lambda: feddle(lr=0.05).strategy,
+    "feddle-unnormalised": lambda: feddle(lr=0.05, normalise=False).strategy,
+    "feddle-calibrated": lambda: feddle(lr=0.05, anchors=CalibratedAnchors(ClientCache(9, 3))).strategy,
+    "feddle-adaptive": lambda: feddle(lr=0.05, anchors=AdaptiveAnchors(Amsgrad.zeros(3))).strategy,
     "fedasync": FedAsync,
     "ca2fl": lambda: CA2FL(ClientCache(9, 3), buffer_size=2),
-    "fadas": lambda: Fadas(Amsgrad(3), buffer_size=2),
+    "fadas": lambda: Fadas(Amsgrad.zeros(3), buffer_size=2),
     "median": CoordinateMedian,
-    "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), PaperSearch(0.05, 2, 2, constraint=into_simplex), seed=0),
+    "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), 0.05, 2, 2, seed=0),
     "center": lambda: Center(bench(statistic=True), numbers(), RECIPE, rounds=1, seed=0),
     "fed+ft": lambda: FedFT(FedBuff(buffer_size=2), bench(statistic=True), numbers(), RECIPE, seed=0),
     "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
@@ -223,6 +227,10 @@ table = pytest.mark.parametrize("scenario", SCENARIOS)
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 
+def made(name: str) -> Played:
+    return Played(STRATEGIES[name]())
+
+
 def same(a: Weights, b: Weights) -> bool:
     return torch.equal(a.vector, b.vector) and torch.equal(a.buffers, b.buffers)
 
@@ -232,7 +240,7 @@ def same(a: Weights, b: Weights) -> bool:
 def test_a_merge_is_finite_and_changes_no_argument(name: str, scenario: str) -> None:
     arrivals = SCENARIOS[scenario]
     before = [a.update.delta.clone() for a in arrivals], START.vector.clone()
-    merged = STRATEGIES[name]().merge(START, arrivals)
+    merged = made(name).merge(START, arrivals)
     assert merged.vector.shape == (3,)
     assert bool(merged.vector.isfinite().all())
     assert 0.5 <= merged.buffers.item() <= 1.0
@@ -242,12 +250,12 @@ def test_a_merge_is_finite_and_changes_no_argument(name: str, scenario: str) -> 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - TRAIN_ALONE))
 def test_no_arrival_leaves_the_model_as_it_is(name: str) -> None:
-    assert same(STRATEGIES[name]().merge(START, []), START)
+    assert same(made(name).merge(START, []), START)
 
 
 @every_strategy
 def test_a_saved_state_does_not_change_as_the_strategy_goes_on(name: str) -> None:
-    strategy = STRATEGIES[name]()
+    strategy = made(name)
     model = strategy.merge(START, SCENARIOS["many"])
     saved = strategy.state_dict()
     before = {n: t.clone() for n, t in saved.items()}
@@ -257,7 +265,7 @@ def test_a_saved_state_does_not_change_as_the_strategy_goes_on(name: str) -> Non
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - TRAIN_ALONE))
 def test_a_zero_update_moves_nothing(name: str) -> None:
-    merged = STRATEGIES[name]().merge(START, SCENARIOS["zero"])
+    merged = made(name).merge(START, SCENARIOS["zero"])
     # a client that reports the current model teaches the current model; Adam makes something of the rounding errors
     slack = 0.02 if name == "feddf" else 0.0
     assert torch.allclose(merged.vector, START.vector, rtol=0, atol=slack)
@@ -266,17 +274,17 @@ def test_a_zero_update_moves_nothing(name: str) -> None:
 @table
 @every_strategy
 def test_the_same_merge_gives_the_same_bits(name: str, scenario: str) -> None:
-    once, twice = (STRATEGIES[name]().merge(START, SCENARIOS[scenario]) for _ in range(2))
+    once, twice = (made(name).merge(START, SCENARIOS[scenario]) for _ in range(2))
     assert same(once, twice)
 
 
 @table
 @every_strategy
 def test_a_restored_strategy_goes_on_the_same(name: str, scenario: str) -> None:
-    whole, first, second = (STRATEGIES[name]() for _ in range(3))
+    whole, first, second = (made(name) for _ in range(3))
     model = whole.merge(START, SCENARIOS["many"])
     assert same(first.merge(START, SCENARIOS["many"]), model)
-    second.load_state_dict(first.state_dict())
+    second.continue_from(first)
     assert same(whole.merge(model, SCENARIOS[scenario]), second.merge(model, SCENARIOS[scenario]))
 
 
@@ -288,4 +296,4 @@ def test_running_statistics_are_averaged_by_examples(name: str) -> None:
         arrival(1.0, 0.0, 0.0, examples=1, buffers=[1.0], start=START),
         arrival(0.0, 1.0, 0.0, examples=3, buffers=[5.0], start=START),
     ]
-    assert STRATEGIES[name]().merge(START, arrivals).buffers.tolist() == [4.0]  # ¼·1 + ¾·5
+    assert made(name).merge(START, arrivals).buffers.tolist() == [4.0]  # ¼·1 + ¾·5

@@ -13,13 +13,16 @@ from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.rows import FloatRows
-from feddle.core.search import PaperSearch, SearchSpace, SgdSearch, full_pass, smoothness
+from feddle.core.search import Objective, SearchSpace, full_pass, smoothness
+from feddle.core.state import load, save
 from feddle.data.examples import FromDataset, Images, Rotated, draw
 from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
-from feddle.methods.feddle.method import Feddle, Witness
+from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.search import PaperSearch, SgdSearch
+from feddle.run.diagnostics import InDomainComparison
 from feddle.training.objectives import TaskObjective, entropy
 from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
-from three_numbers import Quadratic, arrival, close, weights
+from three_numbers import Played, Quadratic, arrival, close, weights
 
 
 class Net(nn.Module):
@@ -91,7 +94,7 @@ def test_a_restored_objective_goes_on_the_same() -> None:
     first, second = surrogate(head_steps=2), surrogate(head_steps=2)
     start = start_of(first)
     first.begin(start, seed=0)
-    second.load_state_dict(first.state_dict())
+    load(second.state, save(first.state))
     for objective in (first, second):
         objective.begin(start, seed=1)
     assert full_pass(first, start)[0] == full_pass(second, start)[0]
@@ -181,7 +184,7 @@ def test_clusters_find_what_lies_together_and_keep_their_names() -> None:
     assert labels[0] == labels[1] == labels[2] != labels[3]
     assert labels[3] == labels[4] == labels[5]
     restored = Clusters(2)
-    restored.load_state_dict(clusters.state_dict())
+    load(restored.state, save(clusters.state))
     for again in (clusters, restored):
         assert torch.equal(again(data, lambda _: points, seed=99).take(torch.arange(6))[1], labels)
 
@@ -195,7 +198,8 @@ def test_entropy_worked_out() -> None:
 def test_the_coefficients_move_the_whole_model() -> None:
     objective = surrogate()
     model = start_of(objective)
-    strategy = Feddle(objective, Atlas(2, len(model.vector)), PaperSearch(0.01, 1, 32), FedBuffFallback())
+    search = PaperSearch(lr=0.01, epochs=1, batch_size=32)
+    strategy = Played(Feddle(objective, Atlas(2, len(model.vector)), search, FedBuffFallback()))
     update = arrival(*[0.1] * len(model.vector))
     merged = strategy.merge(model, [update])
     [coefficient] = strategy.notes["coefficients"]
@@ -208,22 +212,22 @@ def test_sgd_with_the_steps_of_the_theory() -> None:
     objective, zeros = Quadratic(1.0, -1.0, 0.0), torch.zeros(2)
     assert smoothness(space, objective, zeros) == pytest.approx(1.0, rel=1e-4)
     assert close(space.lengths(), 1.0, 1.0)
-    lemma = SgdSearch("lemma-1", 1, 4)(space, objective, zeros, regularisation=0.0, seed=0)
+    lemma = SgdSearch(step="lemma-1", epochs=1, batch_size=4)(space, objective, zeros, regularisation=0.0, seed=0)
     assert close(lemma.coefficients.round(decimals=4), 0.5, -0.5)  # 1/(1·2)
     # T = 2 steps: min(1/(2·1·2·2), 1/(2·1·2·√2)) = 1/8, and the second slope is (−7/8, 7/8): 1/8 + 7/64
-    theorem = SgdSearch("theorem-2", 2, 4)(space, objective, zeros, regularisation=0.0, seed=0)
+    theorem = SgdSearch(step="theorem-2", epochs=2, batch_size=4)(space, objective, zeros, regularisation=0.0, seed=0)
     assert close(theorem.coefficients.round(decimals=4), 0.2344, -0.2344)
     # long anchors, ‖ā‖ = 2: Σ‖ā‖² = 8, so a step of 1/8 on a slope of (−2, 2)
     long = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.full((2,), 2.0))
-    found = SgdSearch("lemma-1", 1, 4)(long, objective, zeros, regularisation=0.0, seed=0)
+    found = SgdSearch(step="lemma-1", epochs=1, batch_size=4)(long, objective, zeros, regularisation=0.0, seed=0)
     assert close(found.coefficients.round(decimals=4), 0.25, -0.25)
 
 
 def test_the_adaptive_fallback_looks_at_the_delays() -> None:
     fresh = [arrival(1.0, 0.0, 0.0, staleness=0, examples=1), arrival(0.0, 1.0, 0.0, staleness=2, examples=3)]
     stale = [arrival(1.0, 0.0, 0.0, staleness=0, examples=1), arrival(0.0, 1.0, 0.0, staleness=3, examples=3)]
-    assert AdaptiveFallback(1.0)(fresh) == FedAvgFallback()(fresh) == [0.25, 0.75]
-    assert AdaptiveFallback(1.0)(stale) == FedBuffFallback()(stale) == [0.5, 0.25]
+    assert AdaptiveFallback(threshold=1.0)(fresh) == FedAvgFallback()(fresh) == [0.25, 0.75]
+    assert AdaptiveFallback(threshold=1.0)(stale) == FedBuffFallback()(stale) == [0.5, 0.25]
 
 
 def test_a_buffer_that_is_not_full_takes_a_short_step() -> None:
@@ -235,22 +239,24 @@ def test_a_buffer_that_is_not_full_takes_a_short_step() -> None:
 def test_diagnostics_go_on_from_a_saved_state() -> None:
     whole = simulate(diagnostics={"every": 1, "clients": 3})
     assert whole.diagnostics is not None
-    state = whole.diagnostics.state_dict()
+    state = save(whole.diagnostics.state)
     assert len(state) == 4
     other = simulate(diagnostics={"every": 1, "clients": 3}, rounds=1)
     assert other.diagnostics is not None
-    other.diagnostics.load_state_dict(state)
-    assert all(torch.equal(other.diagnostics.state_dict()[name], kept) for name, kept in state.items())
+    load(other.diagnostics.state, state)
+    assert all(torch.equal(save(other.diagnostics.state)[name], kept) for name, kept in state.items())
 
 
 def test_a_witness_is_compared_and_changes_nothing() -> None:
-    def merged(witness: Quadratic | None) -> tuple[Weights, Mapping[str, Any]]:
-        strategy = Feddle(
-            Quadratic(1.0, 0.0, 0.0),
-            Atlas(2, 3),
-            PaperSearch(0.1, 1, 4),
-            FedBuffFallback(),
-            witness=None if witness is None else Witness(witness, every=1),
+    def merged(witness: Objective | None) -> tuple[Weights, Mapping[str, Any]]:
+        strategy = Played(
+            Feddle(
+                Quadratic(1.0, 0.0, 0.0),
+                Atlas(2, 3),
+                PaperSearch(lr=0.1, epochs=1, batch_size=4),
+                FedBuffFallback(),
+                observe=None if witness is None else InDomainComparison(witness, every=1),
+            )
         )
         arrivals = [arrival(1.0, 0.0, 0.0), arrival(0.0, 1.0, 0.0, client=1)]
         return strategy.merge(weights(0.0, 0.0, 0.0), arrivals), strategy.notes
@@ -263,7 +269,7 @@ def test_a_witness_is_compared_and_changes_nothing() -> None:
     assert notes["search_cosine"] == pytest.approx(-1.0)
 
 
-def simulate(**options: Any) -> feddle.Run:
+def simulate(**options: Any) -> feddle.Run[Any]:
     torch.manual_seed(0)
     data = [TensorDataset(*default(30, seed)) for seed in range(4)]
     settings: dict[str, Any] = {"server": data[0], "test": data[1], "per_round": 2, "rounds": 4, "delays": {"sigma": 1}}

@@ -18,7 +18,8 @@ from torch.utils.data import TensorDataset
 import feddle
 from feddle.cli.main import app
 from feddle.clients.attacks import FlippedLabels, Mixed, RandomDirection, Scaled, draw_attackers
-from feddle.clients.private import Private
+from feddle.clients.private import PrivateWork
+from feddle.clients.work import Work
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
@@ -26,11 +27,13 @@ from feddle.core.privacy import clip, epsilon, privatise, secret_normal
 from feddle.core.seeds import torch_generator
 from feddle.report.records import read_run
 from feddle.report.words import remarks, setting
-from feddle.run.clients import build_work
 from feddle.run.folder import run_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_federation
 from feddle.run.run import Run
+from feddle.run.simulated import simulated
+from feddle.runtimes.simulation import Simulation
+from feddle.runtimes.trainers import InlineTrainer
 from three_numbers import close, weights
 from tiny import tiny
 
@@ -79,12 +82,18 @@ def test_attackers_are_a_share_of_those_with_data_and_depend_on_the_seed_alone()
     assert not draw_attackers(eligible, 0.0, seed=0)
 
 
+def work_of(config: Config) -> Work:
+    trainer = simulated(config.model_copy(update={"workers": 0}), build_federation(config)).runtime.trainer
+    assert isinstance(trainer, InlineTrainer)
+    return trainer.work
+
+
 @pytest.mark.parametrize("name", ["sign-flip", "scale", "random", "label-flip"])
 def test_only_the_attackers_updates_are_poisoned(name: str) -> None:
     config = tiny(attack={"name": name, "share": 0.3})
     federation = build_federation(config)
-    run = Run(config, federation)
-    poisoned, clean = build_work(config, federation, run.layout), build_work(tiny(), federation, run.layout)
+    run = simulated(config, federation)
+    poisoned, clean = work_of(config), work_of(tiny())
     assert isinstance(poisoned, Mixed)
     assert len(poisoned.attackers) == 6  # 30 % of 20, who all have data
     for client in range(20):
@@ -113,7 +122,7 @@ def test_attacks_give_the_same_bits_with_any_number_of_workers_and_are_named(tmp
     attack = {"name": name, "share": 0.3}
     runs = [run_config(tiny(attack=attack, workers=w), tmp_path / str(w), quiet=True) for w in (0, 2)]
     assert torch.equal(runs[0].server.model.vector, runs[1].server.model.vector)
-    clean = Run(tiny(), build_federation(tiny()))
+    clean = simulated(tiny(), build_federation(tiny()))
     clean.go()
     assert not torch.equal(runs[0].server.model.vector, clean.server.model.vector)
     assert runs[0].result["attack"]["name"] == name
@@ -142,7 +151,7 @@ def test_a_refused_update_ends_its_job_in_a_simulation_and_is_counted(tmp_path: 
     config = tiny(attack={"name": "scale", "share": 0.1, "factor": 1e6}, rounds=16, method="fedbuff")
     run = run_config(config, tmp_path / "run", quiet=True)
     assert run.result["refused"]["too long"] > 0
-    assert len(run.server._in_flight) == len(run.simulation._queue)
+    assert len(run.server.in_flight) == len(run.runtime.state.queue)
     shown = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")])
     assert f"fedbuff: updates refused: too long ({run.result['refused']['too long']})\n" in shown.output
     honest = run_config(tiny(rounds=16, method="fedbuff"), tmp_path / "honest", quiet=True)
@@ -189,7 +198,7 @@ def test_noise_without_a_generator_is_normal_and_never_the_same() -> None:
 
 
 def test_a_private_client_sends_a_noisy_update_and_nothing_else_of_its_data() -> None:
-    work = Private(honest, 1.0, 0.5, seed=0)
+    work = PrivateWork(honest, 1.0, 0.5, seed=0)
     one, again, other = work(JOB, START), work(JOB, START), work(Job(1, 1, 0), START)
     assert torch.equal(one.delta, again.delta)
     assert not torch.equal(one.delta, other.delta)
@@ -227,7 +236,7 @@ def test_a_private_run_repeats_and_tells_what_it_spent(tmp_path: Path, method: s
     privacy = {"clip": 0.5, "noise_multiplier": 2.0, "delta": 1e-6}
     runs = [run_config(tiny(privacy=privacy, method=method, workers=w), tmp_path / str(w), quiet=True) for w in (0, 2)]
     assert torch.equal(runs[0].server.model.vector, runs[1].server.model.vector)
-    most = max(runs[0].server._jobs_of.values())
+    most = max(runs[0].server.state.jobs_of.values())
     assert runs[0].result["privacy"] == {
         "unit": "client",
         "updates": most,
@@ -239,8 +248,8 @@ def test_a_private_run_repeats_and_tells_what_it_spent(tmp_path: Path, method: s
 
 
 def test_diagnostics_look_at_what_clients_would_send_and_spend_nothing() -> None:
-    def gone(**changes: Any) -> Run:
-        run = Run(tiny(workers=0, **changes), build_federation(tiny()))
+    def gone(**changes: Any) -> Run[Simulation]:
+        run = simulated(tiny(workers=0, **changes), build_federation(tiny()))
         run.go()
         return run
 
@@ -261,6 +270,6 @@ def test_running_statistics_are_not_protected_so_they_are_refused() -> None:
 
 def test_without_the_accountant_a_private_run_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    Run(tiny(), build_federation(tiny()))
+    simulated(tiny(), build_federation(tiny()))
     with pytest.raises(FeddleError, match=r"pip install 'feddle\[privacy\]'"):
-        Run(tiny(privacy={}), build_federation(tiny()))
+        simulated(tiny(privacy={}), build_federation(tiny()))

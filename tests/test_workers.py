@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -247,7 +248,7 @@ def gone(stat: Path) -> bool:
 def test_a_search_with_workers_is_bit_identical() -> None:
     examples = TensorDataset(torch.randn(600, 4, generator=torch.Generator().manual_seed(0)), torch.arange(600) % 2)
 
-    def run(workers: int) -> feddle.Run:
+    def run(workers: int) -> feddle.Run[Any]:
         torch.manual_seed(0)
         return feddle.simulate(
             torch.nn.Sequential(torch.nn.Linear(4, 2)),

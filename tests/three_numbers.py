@@ -11,7 +11,9 @@ from torch.utils.data import TensorDataset
 
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job, Update
+from feddle.core.state import load, save
 from feddle.data.examples import Examples, FromDataset
+from feddle.methods.strategy import Strategy, state_of
 from feddle.server import Server
 from feddle.training.workbench import Workbench
 
@@ -43,11 +45,6 @@ class Quadratic:
 
     def begin(self, start: Weights, seed: int) -> None: ...
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
-
     def __len__(self) -> int:
         return self.examples
 
@@ -57,9 +54,35 @@ class Quadratic:
         return float(gradient @ gradient / 2), gradient
 
 
+class Played:
+    """A strategy that is played round by round, as a server does: it is given the round's number."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.round = 0
+        self.notes: Mapping[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.strategy, name)
+
+    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+        self.round += 1
+        merged = self.strategy.merge(model, arrivals, self.round)
+        self.notes = merged.notes
+        return merged.weights
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return save(state_of(self.strategy))
+
+    def continue_from(self, other: "Played") -> None:
+        load(state_of(self.strategy), other.state_dict())
+        self.round = other.round
+
+
 def state(core: Server) -> Any:
     """Everything that a server holds but the count of what it refused, as values that can be compared."""
-    return {name: _plain(value) for name, value in vars(core).items() if name != "refused"}
+    held = {**vars(core), **vars(core.state)}
+    return {name: _plain(value) for name, value in held.items() if name not in ("refused", "state")}
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from feddle.core.atlas import Atlas
     from feddle.core.errors import FeddleError
     from feddle.core.layout import Layout, Weights
-    from feddle.core.messages import Arrival, Job, Update
+    from feddle.core.messages import Arrival, Job, Merged, Update
     from feddle.methods.strategy import Strategy
     from feddle.run.folder import run_config
     from feddle.run.load import load_config
@@ -30,6 +30,7 @@ _HOMES = {
     "FeddleError": "feddle.core.errors",
     "Job": "feddle.core.messages",
     "Layout": "feddle.core.layout",
+    "Merged": "feddle.core.messages",
     "Run": "feddle.run.run",
     "Strategy": "feddle.methods.strategy",
     "Update": "feddle.core.messages",
@@ -48,6 +49,7 @@ __all__ = [
     "FeddleError",
     "Job",
     "Layout",
+    "Merged",
     "Run",
     "Strategy",
     "Update",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from feddle.cli.federation_display import FederationDisplay
+from feddle.cli.reports import show_runs
 from feddle.core.errors import FeddleError, StoppedError
 
 if TYPE_CHECKING:
@@ -43,15 +44,14 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     require_flower()
     from feddle.flower.app_folder import APP, check_settings
     from feddle.flower.local import LocalFederation
-    from feddle.flower.run import check_no_simulation, lacks_only_its_report, write_report
+    from feddle.flower.run import check_no_simulation
 
-    if lacks_only_its_report(out):  # it was killed just then
-        write_report(out)
-        _show(out)
-        return
-    if RunFolder(out).is_finished():
-        raise FeddleError(f"{out} holds a federation that is finished; name another folder with --out")
     check_no_simulation(out)
+    if RunFolder(out).is_finished():
+        if (out / "report.html").exists():
+            raise FeddleError(f"{out} holds a federation that is finished; name another folder with --out")
+        show_runs([out], out / "report.html")  # it was stopped just before its page was written
+        return
     settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **_settings(overrides)}
     settings |= {"out": str(out.resolve())}
     check_settings(app_folder or APP, settings)
@@ -66,7 +66,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
         except KeyboardInterrupt:
             display.say(f"all of it is stopped; to go on: {again}")
             raise
-    _show(out)
+    show_runs([out], out / "report.html")
 
 
 def _command(nodes: int, out: Path, app_folder: Path | None, overrides: tuple[str, ...]) -> str:
@@ -111,16 +111,6 @@ def _settings(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 def _interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _show(out: Path) -> None:
-    from rich.console import Console
-
-    from feddle.report.records import read_run
-    from feddle.report.table import summary_table
-
-    Console().print(summary_table([read_run(out)]))
-    click.echo(f"Report: {out / 'report.html'}")
 
 
 @federation.command()

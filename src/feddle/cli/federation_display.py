@@ -43,7 +43,7 @@ class FederationDisplay:
 
     def is_finished(self) -> bool:
         """Whether the run has come to its end."""
-        return bool(self._read("result.json").get("finished")) and (self.folder / "report.html").exists()
+        return bool(self._read("result.json").get("finished"))
 
     def refresh(self) -> None:
         """Show how things stand."""

@@ -8,15 +8,12 @@ from typing import Any
 
 import torch
 from flwr.serverapp import Grid
-from safetensors.torch import load_file
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.flower.plan import FederationPlan
 from feddle.methods.strategy import Strategy
-from feddle.report.page import write_page
-from feddle.report.records import read_run
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import holds_simulation
@@ -25,7 +22,7 @@ from feddle.run.run import Listener, Run, build_server, parts_of, resolve_device
 from feddle.runtimes.flower.network import Clock, Network
 from feddle.training.train import Loss
 
-STATUS, REPORT = "status.json", "report.html"
+STATUS = "status.json"
 _STATUS_EVERY = 1.0  # seconds
 
 
@@ -80,61 +77,30 @@ def at_the_server(
     return Federation(model, (), none, server, test, loss, out_of_domain=outside, server_classes=server_classes)
 
 
-def run_in_folder(run: Run[Network], plan: FederationPlan, out: Path, listener: Listener | None = None) -> None:
-    """Run to the end in a folder, or go on with what is in it; a checkpoint is made after each merge.
-
-    A run that was killed when only its report was missing is given it.
-    """
+def run_in_folder(run: Run[Network], out: Path, listener: Listener | None = None) -> None:
+    """Run to the end in a folder, or continue what is in it; a checkpoint is made after each merge."""
     folder = RunFolder(out)
     with folder.locked():
-        if not folder.is_finished():
-            _go_on(run, plan, folder, listener)
-        elif lacks_only_its_report(out):
-            _take_result(run, folder)
-        else:
+        if folder.is_finished():
             raise FeddleError(f"{out} holds a federation that is finished; name another folder with out")
-        write_report(out)
-
-
-def _go_on(run: Run[Network], plan: FederationPlan, folder: RunFolder, listener: Listener | None) -> None:
-    check_no_simulation(folder.path)
-    if folder.checkpoint.facts() is None:  # nothing was merged yet: these settings hold, not those of an earlier start
-        folder.begin(plan)
-    folder.restore(run, plan)
-    status = _StatusFile(run, folder.path / STATUS)
-    run.runtime.watch = status.keep_up
-    go_to_the_end(run, plan, folder, Pace(1), listener)
-    status.write()
-
-
-def _take_result(run: Run[Network], folder: RunFolder) -> None:
-    """The model of a run that is finished: who asked for the run is handed it."""
-    model = run.federation.model
-    model.load_state_dict(load_file(folder.path / "model.safetensors"))
-    run.server.model = run.layout.read(model)
-    folder.checkpoint.clear()
+        check_no_simulation(out)
+        if folder.checkpoint.facts() is None:  # nothing was merged yet: a new start may have other settings
+            folder.begin(run.plan)
+        folder.restore(run)
+        status = _StatusFile(run, out / STATUS)
+        run.runtime.watch = status.keep_up
+        go_to_the_end(run, folder, Pace(1), listener)
+        status.write()
 
 
 def check_no_simulation(out: Path) -> None:
-    """Refuse the folder of another kind of run, which a federation would write over."""
+    """Refuse the folder of a simulation, which a federation would overwrite."""
     if holds_simulation(out):
         raise FeddleError(f"{out} holds a simulation, not a federation; name another folder with out")
 
 
-def lacks_only_its_report(out: Path) -> bool:
-    """Whether a real federation is finished, but was killed just before its last file; simulations have none."""
-    if not RunFolder(out).is_finished() or (out / REPORT).exists():
-        return False
-    return not holds_simulation(out)
-
-
-def write_report(out: Path) -> None:
-    """The page about a run, from what is in its folder."""
-    write_page([read_run(out)], out / REPORT)
-
-
 class _StatusFile:
-    """What an operator looks at: how things stood a moment ago."""
+    """The file that an operator looks at, at most a second old."""
 
     def __init__(self, run: Run[Network], path: Path) -> None:
         self.run = run
@@ -142,11 +108,11 @@ class _StatusFile:
         self._written = -_STATUS_EVERY
 
     def keep_up(self) -> None:
-        """Write it anew if it is no longer new."""
+        """Write the file again if it is older than a second."""
         if time.monotonic() - self._written >= _STATUS_EVERY:
             self.write()
 
     def write(self) -> None:
-        """Write it anew."""
+        """Write the file."""
         self._written = time.monotonic()
         write_whole(self.path, json.dumps(status_of(self.run)).encode(), sync=False)

@@ -98,7 +98,7 @@ class Feddle(FlowerStrategy):
         if self.out is None:
             run.go(listener)
         else:
-            run_in_folder(run, plan, self.out, listener)
+            run_in_folder(run, self.out, listener)
         result.arrays = self._arrays(run)
         return result
 

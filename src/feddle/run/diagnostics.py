@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
-from feddle.core.search import Observer, Searched, full_pass
+from feddle.core.search import Objective, Observer, Searched, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.options import Count, Strict
 from feddle.runtimes.trainers import Trainer
@@ -134,7 +134,7 @@ class Diagnostics:
 class InDomainComparison:
     """Compares an out-of-domain search with the same search on in-domain data: figures search_pattern, ood_signal."""
 
-    objective: TaskObjective
+    objective: Objective
     every: int
 
     def __call__(self, searched: Searched) -> Mapping[str, Any]:

@@ -78,14 +78,14 @@ class RunFolder:
         with self._writing(), self.history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    def save(self, run: Run[Runtime], config: Plan) -> None:
+    def save(self, run: Run[Runtime]) -> None:
         """Make a checkpoint, between rounds."""
         with self._writing():
             sync_file(self.history)
             sync_folder(self.path)
             written = self.history.read_bytes()
             facts = {
-                **_made_by(run, config),
+                **_made_by(run),
                 "round": len(run.history),
                 "seconds": run.seconds,
                 "history": len(written),
@@ -97,14 +97,14 @@ class RunFolder:
         """How many rounds the last checkpoint holds."""
         return int((self.checkpoint.facts() or {}).get("round", 0))
 
-    def restore(self, run: Run[Runtime], config: Plan) -> None:
+    def restore(self, run: Run[Runtime]) -> None:
         """Take a new run to the last checkpoint, if there is one, and cut the history back to it.
 
         Nothing is changed before all of it has been checked.
         """
         facts = self.checkpoint.facts()
         if facts is not None:
-            _check_made_by(facts, _made_by(run, config), self.path)
+            _check_made_by(facts, _made_by(run), self.path)
             history = self._history_until(facts)
             run.load_state_dict(self.checkpoint.state(), history, facts["seconds"])
         with self._writing():
@@ -170,9 +170,9 @@ class RunFolder:
             raise StoppedError(f"cannot write to {self.path}: {error.strerror}{remedy}") from error
 
 
-def _made_by(run: Run[Runtime], config: Plan) -> dict[str, Any]:
+def _made_by(run: Run[Runtime]) -> dict[str, Any]:
     """What must be the same for a run to go on with the same bits; the number of workers does not matter."""
-    tree = config.model_dump(mode="json", exclude={"workers"})
+    tree = run.plan.model_dump(mode="json", exclude={"workers"})
     return {
         "format": _FORMAT,
         "feddle": __version__,
@@ -232,7 +232,7 @@ def run_config(config: Config, out: Path, listener: Listener | None = None, *, q
     with folder.locked():
         check_free(out)  # another process may have been faster
         folder.begin(config)
-        go_on(run, config, folder, listener)
+        go_to_the_end(run, folder, Pace(config.checkpoint.every), listener)
     return run
 
 
@@ -247,24 +247,19 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
             folder.checkpoint.clear()
             return None
         run = simulated(config, build_federation(config, quiet=quiet), scratch=path)
-        folder.restore(run, config)
-        go_on(run, config, folder, listener)
+        folder.restore(run)
+        go_to_the_end(run, folder, Pace(config.checkpoint.every), listener)
     return run
 
 
-def go_on(run: Run[Simulation], config: Config, folder: RunFolder, listener: Listener | None) -> None:
+def go_to_the_end(run: Run[Runtime], folder: RunFolder, pace: Pace, listener: Listener | None) -> None:
     """Run to the end in a folder that is locked, with checkpoints on the way."""
-    go_to_the_end(run, config, folder, Pace(config.checkpoint.every), listener)
-
-
-def go_to_the_end(run: Run[Runtime], config: Plan, folder: RunFolder, pace: Pace, listener: Listener | None) -> None:
-    """The same at any pace, wherever the clients are."""
 
     def record(line: Line) -> None:
         folder.append(line)
-        if line["round"] < config.rounds and pace.due(line["round"]):
+        if line["round"] < run.plan.rounds and pace.due(line["round"]):
             with pace.making():
-                folder.save(run, config)
+                folder.save(run)
         if listener is not None:
             listener(line)
 
@@ -272,7 +267,7 @@ def go_to_the_end(run: Run[Runtime], config: Plan, folder: RunFolder, pace: Pace
         run.go(record)
         folder.finish(run)
     except BaseException:
-        if not folder.is_finished():  # a stop while the checkpoint is removed does not unfinish it
-            with suppress(FeddleError):  # what ended the run is to be told, not that the disk is still full
+        if not folder.is_finished():  # a stop while the checkpoint is removed does not make it unfinished
+            with suppress(FeddleError):  # report what ended the run, not that the disk is still full
                 folder.keep(run)
         raise

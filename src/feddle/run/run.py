@@ -63,7 +63,7 @@ class Run(Generic[Where]):
         self.history: list[Line] = []
         self.seconds = 0.0
         self._helpers = helpers or nullcontext()  # worker processes, which live as long as the rounds
-        self._diagnostics = diagnostics
+        self.diagnostics = diagnostics
         self._started = False
 
     def go(self, listener: Listener | None = None) -> None:
@@ -89,7 +89,7 @@ class Run(Generic[Where]):
         return {
             **self.runtime.state_dict(),
             **prefixed("uncounted", self._uncounted()),
-            **prefixed("diagnostics", save(self._diagnostics and self._diagnostics.state)),
+            **prefixed("diagnostics", save(self.diagnostics and self.diagnostics.state)),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], history: Sequence[Line], seconds: float) -> None:
@@ -97,8 +97,8 @@ class Run(Generic[Where]):
         self.runtime.load_state_dict(state)
         for name, buffer in without_prefix("uncounted", state).items():
             self._uncounted()[name].copy_(buffer)
-        if self._diagnostics is not None:
-            load(self._diagnostics.state, without_prefix("diagnostics", state), self.device)
+        if self.diagnostics is not None:
+            load(self.diagnostics.state, without_prefix("diagnostics", state), self.device)
         self.history, self.seconds = list(history), seconds
 
     def _uncounted(self) -> dict[str, Tensor]:
@@ -123,8 +123,8 @@ class Run(Generic[Where]):
             "loss": fmean(losses) if losses else None,
             **happened.notes,
         }
-        if self._diagnostics is not None and number % self._diagnostics.every == 0:
-            line |= self._diagnostics.look(number, self.server.model, happened.arrivals)
+        if self.diagnostics is not None and number % self.diagnostics.every == 0:
+            line |= self.diagnostics.look(number, self.server.model, happened.arrivals)
         if number % self.plan.evaluation.every == 0 or number == self.plan.rounds:
             line |= self._evaluate(number)
         return line

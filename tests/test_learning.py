@@ -193,7 +193,7 @@ def one_weight(precision):
     model = nn.Linear(1, 1, bias=False)
     nn.init.constant_(model.weight, 1 + 2**-9)
     data = FromDataset(torch.utils.data.TensorDataset(torch.tensor([[1.0]]), torch.tensor([[0.0]])))
-    update = job(model, data, Recipe("sgd", 0.25, epochs=1, precision=precision), nn.functional.mse_loss)
+    update = job(model, data, Recipe(optimizer="sgd", lr=0.25, epochs=1, precision=precision), nn.functional.mse_loss)
     return update.metrics["loss"], update.delta.item()
 
 def stripes(precision):

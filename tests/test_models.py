@@ -27,7 +27,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.rows import FloatRows
 from feddle.data.fetch.fetching import tensors_hash
-from feddle.data.readers.decoders import Unusable
+from feddle.data.readers.files import Unusable
 from feddle.methods.feddle.method import Feddle
 from feddle.models import weights
 from feddle.models.checkpoints import read_checkpoint
@@ -37,7 +37,7 @@ from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Standardise, a
 from feddle.models.resnet import ResNet18
 from feddle.models.transformers import Adapters, Classifier, load_classifier
 from feddle.run.load import parse_config
-from feddle.run.models import build_model
+from feddle.run.problem import build_model
 from feddle.training.train import Recipe, train
 from tiny import tiny
 
@@ -172,29 +172,30 @@ def test_what_is_no_onnx_file_is_refused(tmp_path: Path, content: bytes) -> None
 
 
 @pytest.fixture
-def tiny_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> weights.WeightsSpec:
+def tiny_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> weights.FetchedWeights:
     """A spec whose only source is a folder that the user names."""
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
     spec = replace(
-        weights._spec("mobilenet-v2"), name="tiny", sha256=tensors_hash(dict(sorted(STATE.items()))), sources=()
+        weights.named("mobilenet-v2"), name="tiny", sha256=tensors_hash(dict(sorted(STATE.items()))), origins=()
     )
-    monkeypatch.setattr(weights, "_SPECS", (spec,))
+    monkeypatch.setattr(weights, "WEIGHTS", (spec,))
     return spec
 
 
 def test_weights_come_from_a_named_folder_are_checked_and_kept(
-    tmp_path: Path, tiny_weights: weights.WeightsSpec
+    tmp_path: Path, tiny_weights: weights.FetchedWeights
 ) -> None:
     (tmp_path / "mine").mkdir()
     counted = {**STATE, "bn.num_batches_tracked": torch.tensor(7)}  # which older files do not have
     torch.save(counted, tmp_path / "mine" / "mobilenet_v2-b0353104.pth")
-    assert not weights.catalogue()[0].cached
-    assert same(weights.load("tiny", folder=tmp_path / "mine", quiet=True), STATE)
-    assert weights.catalogue()[0].cached
-    assert same(weights.load("tiny", quiet=True), STATE)  # from the cache now
-    weights.file_of(tiny_weights, tmp_path / "cache" / "weights").write_bytes(b"broken")
+    assert not tiny_weights.is_here()
+    assert same(weights.named("tiny", tmp_path / "mine").read(quiet=True), STATE)
+    assert tiny_weights.is_here()
+    assert same(tiny_weights.read(quiet=True), STATE)  # from the cache now
+    assert tiny_weights.place == tmp_path / "cache" / "weights" / "tiny"
+    tiny_weights.file.write_bytes(b"broken")
     with pytest.raises(FeddleError, match="is broken and no source of tiny answered"):
-        weights.load("tiny", quiet=True)
+        tiny_weights.read(quiet=True)
 
 
 @pytest.mark.usefixtures("tiny_weights")
@@ -202,14 +203,14 @@ def test_weights_with_other_numbers_are_refused(tmp_path: Path) -> None:
     other = {**STATE, "a.bias": torch.tensor([1.0, 1.0000001])}
     torch.save(other, tmp_path / "mobilenet_v2-b0353104.pth")
     with pytest.raises(FeddleError, match=r"SHA-256.*model\.folder or --folder"):
-        weights.load("tiny", folder=tmp_path, quiet=True)
+        weights.named("tiny", tmp_path).read(quiet=True)
     with pytest.raises(FeddleError, match="there is no folder"):
-        weights.load("tiny", folder=tmp_path / "absent", quiet=True)
+        weights.named("tiny", tmp_path / "absent").read(quiet=True)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(FeddleError, match="did you mean 'resnet18'"):
-        weights.load("resnet_18")
+        weights.named("resnet_18")
 
 
 def test_the_command_lists_weights() -> None:
@@ -452,9 +453,9 @@ def test_only_adapters_and_head_are_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("adapters", "numbers"),
     [
-        (Adapters(rank=2, targets=["q_proj", "k_proj"]), LAYERS * 2 * 2 * 2 * WIDTH),
-        (Adapters(rank=2, targets=r".*\.1\.attention\.v_proj"), 2 * 2 * WIDTH),
-        (Adapters(rank=2, targets="all-linear"), LAYERS * (4 * 2 * 2 * WIDTH + 2 * 2 * 5 * WIDTH)),
+        (Adapters(rank=2, target_modules=["q_proj", "k_proj"]), LAYERS * 2 * 2 * 2 * WIDTH),
+        (Adapters(rank=2, target_modules=r".*\.1\.attention\.v_proj"), 2 * 2 * WIDTH),
+        (Adapters(rank=2, target_modules="all-linear"), LAYERS * (4 * 2 * 2 * WIDTH + 2 * 2 * 5 * WIDTH)),
         (Adapters(rank=2, options={"use_dora": True}), LAYERS * 2 * (2 * 2 * WIDTH + WIDTH)),
         (Adapters(rank=2, options={"bias": "lora_only"}), LAYERS * 2 * (2 * 2 * WIDTH + WIDTH)),
     ],
@@ -469,7 +470,7 @@ def test_any_lora_config_of_peft_works(tmp_path: Path, adapters: Adapters, numbe
 @pytest.mark.parametrize(
     ("adapters", "told"),
     [
-        (Adapters(targets=["nothing"]), "does not fit.*No modules"),
+        (Adapters(target_modules=["nothing"]), "does not fit.*No modules"),
         (Adapters(options={"rnak": 3}), "does not fit.*rnak"),
     ],
 )
@@ -601,7 +602,7 @@ def held_bytes() -> int:
 
 
 def test_memory_grows_by_adapters_not_by_bases(tmp_path: Path) -> None:
-    model = load_classifier(save_vit(tmp_path / "vit"), 3, Adapters(rank=1, targets=["q_proj"]))
+    model = load_classifier(save_vit(tmp_path / "vit"), 3, Adapters(rank=1, target_modules=["q_proj"]))
     layout = Layout.of(model)
     base = 4 * sum(p.numel() for p in model.parameters() if not p.requires_grad)
     before = held_bytes()
@@ -687,7 +688,7 @@ def test_imagenet_weights_are_really_fetched_and_see(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))
-    state = weights.load(name, quiet=True)
+    state = weights.named(name).read(quiet=True)
     model = {"resnet18": ResNet18, "mobilenet-v2": MobileNetV2}[name](1000, inputs=Standardise())
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected

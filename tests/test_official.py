@@ -16,13 +16,13 @@ from PIL import Image
 
 from command import Said, feddle
 from feddle.core.errors import FeddleError
-from feddle.data import official
 from feddle.data.collection import Collection
+from feddle.data.official import OFFICIAL
+from feddle.data.options import Data, source_of
 from feddle.data.pictures import Files
-from feddle.run.data import build_collection, build_partition, open_data
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_collection, build_federation
 
 Command = Callable[..., Said]
 SHORT: dict[str, Any] = {
@@ -48,6 +48,10 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     return lambda *args: feddle(monkeypatch, capfd, *args)
+
+
+def open_data(data: Data) -> Collection:
+    return source_of(data).read()
 
 
 def config_of(name: str, folder: Path | None, data: dict[str, Any] | None = None, **changes: Any) -> Config:
@@ -102,7 +106,7 @@ def test_cifar_100_trains_superclasses_and_spreads_fine_classes(tmp_path: Path, 
     assert train.labels.tolist() == [i % 20 for i in range(200)]
     assert isinstance(train.images, torch.Tensor)
     assert train.images[:, 0, 0, 0].tolist() == [i % 251 for i in range(200)]
-    partition = build_partition(config, train)
+    partition = config.data.partition.build(train, 4, seed=0)
     # with so small an α a class goes to one client: the two images of a fine class stay together,
     # those of a superclass do not
     owner = torch.empty(200, dtype=torch.int64)
@@ -335,7 +339,7 @@ def test_imagenet_guides_from_outside(tmp_path: Path, command: Command) -> None:
 # --- missing files
 
 
-@pytest.mark.parametrize("name", official.NAMES)
+@pytest.mark.parametrize("name", [source.name for source in OFFICIAL])
 def test_missing_files_are_told_in_one_line_with_where_to_get_them_and_where_to_put_them(
     data: Path, command: Command, name: str
 ) -> None:
@@ -364,5 +368,5 @@ def test_there_is_nothing_to_fetch_of_data_of_your_own(command: Command) -> None
     said = command("data", "fetch", "csv")
     assert (said.code, said.err) == (
         2,
-        "feddle: csv is data of your own, there is nothing to fetch; feddle run --data PATH\n",
+        "feddle: csv is your own data, there is nothing to fetch; feddle run --data PATH\n",
     )

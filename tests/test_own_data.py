@@ -25,12 +25,12 @@ from feddle.data.augmentation import crop_flip
 from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn, held_out, ranks
 from feddle.data.datasets import load
 from feddle.data.examples import resize
+from feddle.data.options import Data, source_of
 from feddle.data.pictures import Files, PictureExamples
-from feddle.run.data import build_collection, open_data
 from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_collection, build_federation
 from feddle.run.simulated import simulated
 from tiny import TINY, tiny
 
@@ -77,6 +77,10 @@ def table(folder: Path, *, clients: int = 4, each: int = 9, split: Callable[[int
         paint(folder / "images" / f"{i}.png", colour, i % 15)
         rows.append((f"images/{i}.png", colour, f"hospital {i // each}", *([split(i)] if split else [])))
     return write_csv(folder / "mine.csv", ("path", "label", "client", *(["split"] if split else [])), rows)
+
+
+def open_data(data: Data) -> Collection:
+    return source_of(data).read()
 
 
 def config_of(path: Path, name: str = "csv", data: dict[str, Any] | None = None, **changes: Any) -> Config:
@@ -150,7 +154,7 @@ def test_data_in_the_place_of_a_config_is_told_apart(tmp_path: Path, command: Co
     said = command("run", name)
     assert (said.code, said.err) == (
         2,
-        f"feddle: {name} is no config file; if it is data of your own, name it with --data {name}\n",
+        f"feddle: {name} is no config file; if it is your own data, name it with --data {name}\n",
     )
 
 
@@ -214,7 +218,7 @@ def folders(*names: str, images: Sequence[str] = ()) -> Callable[[Path], str]:
 GREY, TWO = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
 MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "missing path": (lambda _: "nothing.csv", "there is no file or folder nothing.csv; correct the path"),
-    "unknown ending": (file_with("mine.xlsx", b"x"), "mine.xlsx ends in .xlsx; data of your own is a .csv, a .npz"),
+    "unknown ending": (file_with("mine.xlsx", b"x"), "mine.xlsx ends in .xlsx; your own data is a .csv, a .npz"),
     "empty file": (file_with("mine.csv", b""), "mine.csv is empty; it should have a line of column names"),
     "header alone": (file_with("mine.csv", b"path,label\n"), "mine.csv has a header but no rows"),
     "not text": (file_with("mine.csv", b"path,label\n\xff\xfe,1\n"), "cannot read"),
@@ -356,14 +360,14 @@ def test_an_unreadable_image_ends_the_run_with_its_name(
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({"name": "csv"}, "data: csv is data of your own; say where it is with path"),
-        ({"name": "digits", "path": "x"}, "path is for data of your own, with the name csv, images, npz, huggingface"),
+        ({"name": "csv"}, "data: csv is your own data; say where it is with path"),
+        ({"name": "digits", "path": "x"}, "path is for your own data, with the name csv, images, npz, huggingface"),
         (
             {"name": "npz", "path": "x", "folder": "y"},
-            "folder is for official files; where your own data (npz) is, path",
+            "folder is for official files; for your own data (npz) use path",
         ),
         ({"server": {"path": "x"}}, "data.server: path and folder belong to another data set; say which one with name"),
-        ({"server": {"name": "images"}}, "images is data of your own; say where it is with path"),
+        ({"server": {"name": "images"}}, "images is your own data; say where it is with path"),
         ({"test_share": 1.0}, "data.test_share: input should be less than 1"),
         ({"columns": {"labels": "x"}}, "unknown key 'labels'; did you mean 'label'?"),
     ],

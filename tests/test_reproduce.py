@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
-from feddle.data.datasets import catalogue
+from feddle.data.datasets import named
 from feddle.grids.cells import Ended, Task, read_record, run_task
 from feddle.grids.cost import measure
 from feddle.grids.estimate import core_seconds
@@ -214,8 +214,8 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     assert again.exit_code == 0
     assert {path: path.read_bytes() for path in runs} == before
     record = read_record(runs[0].parent)
-    digits = next(entry for entry in catalogue() if entry.name == "digits")
-    assert record["data"] == {"digits": digits.sha256}
+    digits = named("digits")
+    assert record["data"] == {"digits": digits.digest()}
     held = json.loads((out / "grid.json").read_text())["cells"]
     assert record["source"] == source_digest()
     assert record["config"] == held["cnn/fashion-mnist/dir0.1/sigma20/fedbuff"]["config"]

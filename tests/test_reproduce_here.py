@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddle.grids import contents
-from feddle.grids.contents import data_hashes, files_hash, model_hash
+from feddle.data import own
+from feddle.data.fetch import hashes
+from feddle.data.fetch.hashes import files_hash
+from feddle.grids.cells import data_hashes
 from feddle.grids.grid import Cell, load_grid
 from feddle.grids.plan import plan
+from feddle.models.weights import ModelFolder
 from feddle.run.load import parse_config
-from feddle.run.models import local_folder
 from feddle.run.problem import build_federation
 from test_official import write_imagenet
 from test_own_data import table
@@ -25,7 +27,7 @@ SETTING = "cnn/fashion-mnist/dir0.1/sigma20"
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
-    for remembered in (contents._hash_of, contents._table_hash):
+    for remembered in (hashes.place_hash, own._table_hash):
         remembered.cache_clear()
 
 
@@ -78,9 +80,9 @@ def test_a_model_is_looked_for_beside_the_fetched_weights_too(tmp_path: Path, mo
     assert f"{tmp_path / 'vit-b16'} nor {kept}" in reason
     kept.mkdir(parents=True)
     assert plan(vit).config is not None
-    assert local_folder("vit-b16") == kept
+    assert ModelFolder("vit-b16").place == kept
     (tmp_path / "vit-b16").mkdir()
-    assert local_folder("vit-b16") == Path("vit-b16")  # what is at hand comes first
+    assert ModelFolder("vit-b16").place == Path("vit-b16")  # what is at hand comes first
 
 
 def test_data_of_ones_own_can_be_the_clients(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_files_are_read_once_for_their_hash(tmp_path: Path, monkeypatch: pytest.
     first = files_hash(aged(folder), files)
     assert first == fresh
     with monkeypatch.context() as patch:
-        patch.setattr(contents, "_read_all", None)
+        patch.setattr(hashes, "_read_all", None)
         assert files_hash(folder, files) == first
     (folder / "a").write_text("two")
     assert files_hash(folder, files) != first
@@ -130,7 +132,7 @@ def test_the_hash_of_ones_own_data_is_of_its_content(tmp_path: Path, what: str) 
     before = data_hashes(config)
     changed = path if what == "table" else next(path.parent.rglob("*.png"))
     changed.write_bytes(changed.read_bytes() + b"\n")
-    contents._table_hash.cache_clear()
+    own._table_hash.cache_clear()
     assert before.keys() == data_hashes(config).keys() == {"csv"}
     assert before != data_hashes(config)
 
@@ -149,9 +151,11 @@ def test_the_hash_of_a_model_of_ones_own_is_of_its_folder(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     config = tiny(model={"name": "transformers", "path": str(folder)})
-    first = model_hash(config)
+    source = config.model.weights()
+    assert source is not None
+    first = source.digest()
     (folder / "config.json").write_text("{ }")
-    contents._hash_of.cache_clear()
+    hashes.place_hash.cache_clear()
     assert first is not None
-    assert model_hash(config) not in (None, first)
-    assert model_hash(tiny()) is None
+    assert source.digest() not in (None, first)
+    assert tiny().model.weights() is None

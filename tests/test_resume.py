@@ -27,7 +27,7 @@ from feddle.cli.main import main
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.data.examples import FromDataset
-from feddle.data.readers.decoders import Unusable
+from feddle.data.readers.files import Unusable
 from feddle.methods.options import AnyMethod
 from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.run.folder import RunFolder, go_to_the_end, resume_run, run_config
@@ -587,7 +587,7 @@ def test_a_data_file_that_was_cut_short(tmp_path: Path, whole: Whole, monkeypatc
     # digits can always be had again; a set that cannot is an error of one line
     with monkeypatch.context() as gone:
         for source in ("InstalledPackage", "Official", "Package"):
-            gone.setattr(f"feddle.data.fetch.sources.{source}.collect", unavailable)
+            gone.setattr(f"feddle.data.fetch.origins.{source}.collect", unavailable)
         with pytest.raises(
             FeddleError, match=r"the cached file .*digits\.safetensors is broken and no source"
         ) as caught:

@@ -11,8 +11,7 @@ from feddle.core.seeds import numpy_generator, seed_for
 from feddle.data import datasets
 from feddle.data.collection import Labelled
 from feddle.data.examples import resize
-from feddle.run.data import build_partition
-from feddle.run.models import build_model
+from feddle.run.problem import build_model
 
 
 def main() -> None:
@@ -20,8 +19,9 @@ def main() -> None:
     folder, rounds = Path(sys.argv[1]), int(sys.argv[2])
     config = workload_config(rounds, workers=0)
     images = datasets.load(config.data.name, quiet=True)
-    partition = build_partition(config, Labelled(images.train_images, images.train_labels))
     count, size = config.clients.count, config.data.image_size
+    rows = Labelled(images.train_images, images.train_labels)
+    partition = config.data.partition.build(rows, count, seed_for(config.seed, "partition"))
     sampled = [numpy_generator(seed_for(config.seed, "sample", r)).permutation(count) for r in range(rounds)]
     data = {
         "train_images": resize(images.train_images, size),
@@ -32,7 +32,9 @@ def main() -> None:
         "sampled": torch.stack([torch.from_numpy(order[: config.clients.per_round]) for order in sampled]),
     }
     save_file(data, folder / "data.safetensors")
-    save_file(build_model(config, images.num_classes).state_dict(), folder / "model.safetensors")
+    save_file(
+        build_model(config, datasets.named(config.data.name).read().classes).state_dict(), folder / "model.safetensors"
+    )
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ from feddle.cli.federation import federation
 from feddle.cli.reports import report, show_runs
 from feddle.cli.reproduce import reproduce, track_option
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.data.kinds import ENDINGS, KINDS
+from feddle.data.kinds import ENDINGS
 from feddle.version import __version__
 
 if TYPE_CHECKING:
     from feddle.run.plan import Config
     from feddle.run.trackers import TrackerName
 
-# torch takes a second or two to import: commands that do without it answer at once
+# torch takes a second or two to import: commands that do not need it import nothing that does
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,7 +56,7 @@ config_argument = click.argument("config", type=click.Path(path_type=Path), requ
 data_option = click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="Data of your own: a .csv of path,label,client, a .npz, a folder of images or a Hugging Face dataset on disk. "
+    help="Your own data: a .csv of path,label,client, a .npz, a folder of images or a Hugging Face dataset on disk. "
     "CONFIG may then be left out.",
 )
 
@@ -129,7 +129,7 @@ def compare(
 
 
 def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, quiet: bool) -> "tuple[Config, str]":
-    """The config of a file, of data of your own, or of both; and a name for the run."""
+    """The config of a file, of your own data, or of both; and a name for the run."""
     if data is not None:
         from feddle.run.own import config_for
 
@@ -138,9 +138,9 @@ def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, qui
             click.echo(line, err=True)
         return config, (file or data).stem
     if file is None:
-        raise click.UsageError("name a CONFIG (a YAML file), or data of your own with --data")
+        raise click.UsageError("name a CONFIG (a YAML file), or your own data with --data")
     if file.is_dir() or file.suffix.lower() in ENDINGS:
-        raise FeddleError(f"{file} is no config file; if it is data of your own, name it with --data {file}")
+        raise FeddleError(f"{file} is no config file; if it is your own data, name it with --data {file}")
     from feddle.run.load import load_config
 
     return load_config(file, overrides), file.stem
@@ -197,14 +197,8 @@ def resume(folder: Path, quiet: bool) -> None:
 
 def _fetch(config: "Config", *, quiet: bool) -> None:
     """Get data and weights before the display starts, since a download shows progress of its own."""
-    from feddle.data.datasets import fetch
-    from feddle.data.official import NAMES
-    from feddle.run.models import fetch_weights as fetch_model
-
-    for where in (config.data, config.data.server):
-        if where.name is not None and where.name not in (*NAMES, *KINDS):
-            fetch(where.name, folder=None if where.folder is None else Path(where.folder), quiet=quiet)
-    fetch_model(config.model, quiet=quiet)
+    for source in config.sources():
+        source.fetch(quiet=quiet)
 
 
 @contextmanager
@@ -251,18 +245,11 @@ def data() -> None:
 @data.command("list")
 def list_data() -> None:
     """List the data sets, and which are here."""
-    from feddle.data.datasets import catalogue
-    from feddle.data.official import SETS, place_of
+    from feddle.data.datasets import DATASETS
 
     table = Table("name", "images", "train", "test", "classes", "download", "here", box=None, pad_edge=False)
-    for entry in catalogue():
-        image = "×".join(str(n) for n in entry.shape)
-        here = "yes" if entry.cached else "no"
-        counts = (f"{entry.train:,}", f"{entry.test:,}", str(entry.num_classes), f"{entry.megabytes:g} MB")
-        table.add_row(entry.name, image, *counts, here)
-    for brought in SETS:
-        here = "yes" if place_of(brought.name).is_dir() else "no"
-        table.add_row(brought.name, brought.images, *brought.counts, "your own files", here)
+    for source in DATASETS:
+        table.add_row(source.name, *source.facts, "yes" if source.is_here() else "no")
     Console().print(table)
     click.echo("Files of your own needed: `feddle data fetch NAME` tells where to get them and where to put them.")
 
@@ -273,9 +260,11 @@ def list_data() -> None:
 @quiet_option
 def fetch_data(name: str, folder: Path | None, quiet: bool) -> None:
     """Get the data set NAME into the cache ($FEDDLE_DATA)."""
-    from feddle.data.datasets import fetch
+    from feddle.data.datasets import named
 
-    click.echo(fetch(name, folder=folder, quiet=quiet))
+    source = named(name, folder)
+    source.read(quiet=quiet)  # checks official files too
+    click.echo(source.place)
 
 
 @app.group()
@@ -286,11 +275,11 @@ def weights() -> None:
 @weights.command("list")
 def list_weights() -> None:
     """List the pretrained weights, and which are here."""
-    from feddle.models.weights import catalogue
+    from feddle.models.weights import WEIGHTS
 
     table = Table("name", "what they are", "download", "here", box=None, pad_edge=False)
-    for entry in catalogue():
-        table.add_row(entry.name, entry.title, f"{entry.megabytes:g} MB", "yes" if entry.cached else "no")
+    for source in WEIGHTS:
+        table.add_row(source.name, source.title, f"{source.megabytes:g} MB", "yes" if source.is_here() else "no")
     Console().print(table)
 
 
@@ -300,9 +289,11 @@ def list_weights() -> None:
 @quiet_option
 def fetch_weights(name: str, folder: Path | None, quiet: bool) -> None:
     """Get the weights NAME into the cache ($FEDDLE_DATA)."""
-    from feddle.models.weights import fetch
+    from feddle.models.weights import named
 
-    click.echo(fetch(name, folder=folder, quiet=quiet))
+    source = named(name, folder)
+    source.fetch(quiet=quiet)
+    click.echo(source.place)
 
 
 def _stop(text: str, code: int = 2) -> NoReturn:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.text import Text
 from feddle.cli.grid_display import GridDisplay
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
+from feddle.data.source import Source
 from feddle.report.summary import duration
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
@@ -175,18 +176,18 @@ def _report(failed: "dict[str, Ended]", out: Path) -> None:
 
 
 def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
-    """Get the data before the display starts; what cannot be had is a reason to leave a cell out."""
-    from feddle.grids.plan import Wanted, data_of, get
+    """Fetch data and weights before the display starts; a cell is left out if that fails."""
+    from feddle.grids.plan import sources_of
 
-    reasons: dict[Wanted, str] = {}
-    for wanted in dict.fromkeys(pair for each in planned for pair in data_of(each)):
+    reasons: dict[Source[Any], str] = {}
+    for source in dict.fromkeys(source for each in planned for source in sources_of(each)):
         try:
-            get(wanted, quiet=quiet)
+            source.fetch(quiet=quiet)
         except FeddleError as error:
-            reasons[wanted] = str(error)
+            reasons[source] = str(error)
     result = []
     for each in planned:
-        reason = next((reasons[pair] for pair in data_of(each) if pair in reasons), "")
+        reason = next((reasons[source] for source in sources_of(each) if source in reasons), "")
         result.append(replace(each, config=None, reason=reason) if reason else each)
     return result
 

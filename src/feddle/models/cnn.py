@@ -1,11 +1,32 @@
 """The paper's network."""
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from feddle.core.errors import FeddleError
+from feddle.models.options import ModelOptions
+from feddle.options import Count
 from feddle.training.kernels.pooling import PooledReLU
+
+
+class CnnOptions(ModelOptions):
+    """The paper's CNN: three convolutions, two linear layers."""
+
+    name: Literal["cnn"] = "cnn"
+    channels: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((32, 64, 64), description="of the convolutions")
+    hidden: Count = Field(512, description="width of the first linear layer")
+    padding: bool = Field(True, description="whether convolutions keep the image's size")
+    pools: int = Field(3, ge=0, le=1000, strict=True, description="2×2 pooling follows this many of the convolutions")
+
+    def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:  # noqa: ARG002
+        """See `ModelOptions`."""
+        return CNN(classes, image_size=image_size, in_channels=channels, **self.model_dump(exclude={"name"}))
+
+    def weights(self) -> None:
+        """See `ModelOptions`."""
 
 
 class CNN(nn.Module):

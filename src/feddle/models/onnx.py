@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddle.data.readers.decoders import Unusable
+from feddle.data.readers.files import Unusable
 
 _FLOAT = 1  # TensorProto.DataType
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types

@@ -1,21 +1,37 @@
 """What a model needs to start from weights that were trained on other images."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.core.errors import FeddleError
+from feddle.data.source import Source
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
+# options that pretrained models share
+Pretrained = Annotated[
+    bool, Field(description="start from ImageNet weights (`feddle weights list`), with a new head; else at random")
+]
+WeightsFolder = Annotated[str | None, Field(description="where the official weights are, if not to be fetched")]
+BatchNorm = Annotated[
+    Literal["average", "fixed"],
+    Field(
+        description="running statistics: `average` those of the arrivals, or `fixed` as they came with the weights, "
+        "in training too"
+    ),
+]
+
 
 class Standardise(nn.Module):
-    """Images in [−1, 1] to those of a mean and a deviation that were taken of images in [0, 1].
+    """Standardises images in [−1, 1] with a mean and a deviation that were measured on images in [0, 1].
 
-    It has no parameters, and its numbers are no part of the model's state: data sets need not know of them.
+    It has no parameters, and its numbers are not in the model's state.
     """
 
     scale: Tensor
@@ -33,7 +49,7 @@ class Standardise(nn.Module):
 
 
 class FixedBatchNorm2d(nn.Module):
-    """BatchNorm that always uses the statistics it came with; its scale and shift are trained as ever."""
+    """BatchNorm that always uses the statistics it came with; its scale and shift are trained."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -51,8 +67,30 @@ class FixedBatchNorm2d(nn.Module):
         return F.batch_norm(inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
+def input_layer(name: str, image_size: int, channels: int, weights: Source[Mapping[str, Tensor]] | None) -> nn.Module:
+    """The layer that prepares images for an ImageNet model, after a check of their size and channels."""
+    if image_size < 32:
+        raise FeddleError(f"{name} takes images from 32×32 up; raise data.image_size (now {image_size})")
+    if weights is None:
+        return nn.Identity()
+    if channels != 3:
+        raise FeddleError(f"the weights of {name} are for 3 channels, got data.channels {channels}; set it to 3")
+    return Standardise()
+
+
+def start_from(
+    model: nn.Module, head: str, weights: Source[Mapping[str, Tensor]] | None, batchnorm: BatchNorm, *, quiet: bool
+) -> nn.Module:
+    """The model, with pretrained weights in all but its head if there are any."""
+    if weights is not None:
+        adopt(model, weights.read(quiet=quiet), head)
+    if batchnorm == "fixed":
+        fix_statistics(model)
+    return model
+
+
 def adopt(model: nn.Module, weights: Mapping[str, Tensor], head: str) -> None:
-    """Take over weights but for the head, which stays as it is: it is of another task."""
+    """Load the weights except for the head, which belongs to another task."""
     body = {n: t for n, t in weights.items() if not n.startswith(f"{head}.")}
     own = model.state_dict()
     wanted = {n for n, t in own.items() if t.is_floating_point() and not n.startswith(f"{head}.")}
@@ -63,7 +101,7 @@ def adopt(model: nn.Module, weights: Mapping[str, Tensor], head: str) -> None:
 
 
 def fix_statistics(model: nn.Module) -> None:
-    """Have every BatchNorm keep the statistics that it has, in training too."""
+    """Replace every BatchNorm by one that keeps its statistics, in training too."""
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
             parent, _, own = name.rpartition(".")

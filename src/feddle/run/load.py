@@ -3,23 +3,27 @@
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from feddle.core.errors import FeddleError, did_you_mean, nearest, one_line
-from feddle.run.plan import Config
+
+if TYPE_CHECKING:
+    from feddle.run.plan import Config
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path, overrides: Sequence[str] = ()) -> "Config":
     """The config in a YAML file, with dotted overrides such as `method.atlas_size=20` laid over it."""
     return parse_config(read_yaml(path), overrides, source=str(path))
 
 
-def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> Config:
+def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> "Config":
     """Check a config's tree; an error names the file, the key and the remedy in one line."""
+    from feddle.run.plan import Config  # imports torch: a missing file is reported before that
+
     for override in overrides:
         tree = _override(tree, override)
     try:

@@ -1,19 +1,21 @@
-"""A config for data of your own, from nothing but its path."""
+"""A config for your own data, from nothing but its path."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from feddle.data.kinds import kind_of
+from feddle.data.options import Data, source_of
+from feddle.data.partition import is_natural
 from feddle.run.load import parse_config, read_yaml
-from feddle.run.plan import Config, Data
+from feddle.run.plan import Config
 
-IMAGES_A_CLIENT = 50  # where the data has no clients of its own, and nobody said how many there are
+IMAGES_A_CLIENT = 50  # where neither the data nor the user says how many clients there are
 MOST_CLIENTS, PER_ROUND = 500, 10
 
 
 def config_for(data: Path, file: Path | None, overrides: Sequence[str]) -> tuple[Config, str]:
-    """The config of a file with this data in the place of its own, or one made for the data; and a line about it."""
+    """The config of a file with its data replaced by this, or one made for the data; and a line about the data."""
     tree = {} if file is None else read_yaml(file)
     source = str(file or data)
     config = parse_config(_with_data(tree, data), overrides, source=source)
@@ -32,14 +34,12 @@ def _with_data(tree: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _look(data: Data) -> tuple[int, str]:
-    """How many clients the data has or suits, and what it holds in a line."""
-    from feddle.run.data import is_natural, open_data  # torch: a wrong path is told before it is imported
-
-    collection = open_data(data)
+    """How many clients the data has or suits, and a line about its content."""
+    collection = source_of(data).read()
     train, test = collection.train, collection.test
     count = len(train) + (0 if test is None else len(test))
     held = f"{count:,} images of {collection.classes} classes"
-    if train.owners is not None and is_natural(data, collection):
+    if train.owners is not None and is_natural(data.partition, collection):
         clients = len(set(train.owners.tolist()))
         return clients, f"{collection.name}: {held}, {clients:,} clients of its own"
     return max(2, min(MOST_CLIENTS, len(train) // IMAGES_A_CLIENT)), f"{collection.name}: {held}, no clients of its own"

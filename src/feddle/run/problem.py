@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.data.augmentation import Augment, crop_flip
-from feddle.data.collection import Collection, Labelled, validation_split
-from feddle.data.examples import Examples, Images, Selection
-from feddle.data.partition import Partition, add_label_noise, server_split
+from feddle.data.collection import Collection, Labelled, among_drawn, held_out, validation_split
+from feddle.data.examples import Examples, Images, Selection, resize
+from feddle.data.options import Data, source_of
+from feddle.data.partition import Partition, add_label_noise, is_natural, server_split
 from feddle.data.pictures import PictureExamples
-from feddle.run import plan as cfg
-from feddle.run.data import build_collection, build_examples, build_partition, is_outside, open_data
-from feddle.run.models import build_model
+from feddle.run.plan import Config
 from feddle.training.train import Loss
 
 
@@ -36,7 +35,7 @@ class Federation:
     samples_per_round: int | None = None  # how many of the server's examples a round uses at most
     witness: Examples | None = None  # in-domain examples that only diagnostics look at
     augment: Augment | None = None  # how clients change their training inputs, anew each time
-    digest: str | None = None  # of labels and partition, where a stopped run may meet other data when it goes on
+    digest: str | None = None  # of labels and partition, to notice other data when a stopped run continues
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,22 +52,22 @@ class PartitionedClients(Sequence[Examples]):
         return Selection(self.examples, self.partition[client])
 
 
-def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
+def build_federation(config: Config, *, quiet: bool = False) -> Federation:
     """Load, split and partition the data, and initialise the model."""
     data, seed = config.data, config.seed
     collection = build_collection(config, quiet=quiet)
     validation: Labelled | None = None
     if data.validation:
         collection, validation = validation_split(collection, data.validation, seed_for(seed, "validation split"))
-    train, held_out = collection.train, collection.test
-    assert held_out is not None
-    outside, own = is_outside(data), collection.server
-    samples = min(1000, len(held_out) // 2) if data.server.samples is None else data.server.samples
-    taken = 0 if outside or own is not None else samples
-    server, test = server_split(len(held_out), taken, seed_for(seed, "server split"))
-    partition = build_partition(config, train)
+    train, tested = collection.train, collection.test
+    assert tested is not None
+    own = collection.server
+    samples = min(1000, len(tested) // 2) if data.server.samples is None else data.server.samples
+    taken = 0 if data.outside or own is not None else samples
+    server, test = server_split(len(tested), taken, seed_for(seed, "server split"))
+    partition = data.partition.build(train, config.clients.count, seed_for(seed, "partition"))
     labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
-    measured = build_examples(held_out, held_out.labels, data, collection.name)
+    measured = build_examples(tested, tested.labels, data, collection.name)
     federation = Federation(
         build_model(config, collection.classes, quiet=quiet),
         PartitionedClients(build_examples(train, labels, data, collection.name), partition),
@@ -79,18 +78,36 @@ def build_federation(config: cfg.Config, *, quiet: bool = False) -> Federation:
         else build_examples(validation, validation.labels, data, collection.name),
         samples_per_round=data.server.samples_per_round,
         augment=crop_flip if data.augmentation == "crop-flip" else None,
-        digest=_digest(train.labels, partition.order, partition.offsets, held_out.labels),
+        digest=_digest(train.labels, partition.order, partition.offsets, tested.labels),
     )
-    if outside:
+    if data.outside:
         return _guided_from_outside(federation, config, quiet)
     if own is None:
         return federation
     return replace(federation, server=_drawn(own, config, collection))
 
 
-def _guided_from_outside(federation: Federation, config: cfg.Config, quiet: bool) -> Federation:
+def build_model(config: Config, classes: int, *, quiet: bool = False) -> nn.Module:
+    """The model that a config names; what is not pretrained is drawn from the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(config.seed, "model"))
+        return config.model.build(classes, config.data.image_size, config.data.channels, quiet=quiet)
+
+
+def build_collection(config: Config, *, quiet: bool = False) -> Collection:
+    """The data of the clients that take part, with test images."""
+    data, seed = config.data, config.seed
+    collection = source_of(data).read(quiet=quiet)
+    if is_natural(data.partition, collection):
+        collection = among_drawn(collection, config.clients.count, seed_for(seed, "clients"))
+    if collection.test is None:
+        collection = held_out(collection, data.test_share, seed_for(seed, "test split"))
+    return collection
+
+
+def _guided_from_outside(federation: Federation, config: Config, quiet: bool) -> Federation:
     """The same federation, with training images of another data set at the server; they stay as they are on disk."""
-    collection = open_data(config.data.server, quiet=quiet)
+    collection = source_of(config.data.server).read(quiet=quiet)
     return replace(
         federation,
         server=_drawn(collection.train, config, collection),
@@ -100,11 +117,11 @@ def _guided_from_outside(federation: Federation, config: cfg.Config, quiet: bool
     )
 
 
-def _drawn(rows: Labelled, config: cfg.Config, collection: Collection) -> Examples:
+def _drawn(rows: Labelled, config: Config, collection: Collection) -> Examples:
     """As many of the rows as a config asks for, all by default, as what the server holds."""
     data, count = config.data, len(rows)
     samples = count if data.server.samples is None else data.server.samples
-    if is_outside(data):  # a copy of ImageNet may hold less than all of it
+    if data.outside:  # a copy of ImageNet may hold less than all of it
         samples = min(samples, count)
     if not 0 < samples <= count:
         raise FeddleError(
@@ -124,8 +141,26 @@ def _digest(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _server_share(images: Images | PictureExamples, share: Tensor, config: cfg.Config, classes: int) -> Examples:
+def _server_share(images: Images | PictureExamples, share: Tensor, config: Config, classes: int) -> Examples:
     """What the server holds of the images, with the noise of its labels; the pixels are not copied."""
     labels, noise = images.labels.clone(), config.data.server.label_noise
     labels[share] = add_label_noise(labels[share], noise, classes, seed_for(config.seed, "server label noise"))
     return Selection(replace(images, labels=labels), share)
+
+
+def build_examples(
+    rows: Labelled, labels: Tensor, data: Data, name: str, *, lazily: bool = False
+) -> Images | PictureExamples:
+    """Rows as examples of the size and channels that a config asks for.
+
+    Images are resized now if that fits in `data.cache_mb`, else (or `lazily`) when they are used, bit-identically.
+    """
+    images, size, channels, room = rows.images, data.image_size, data.channels, data.cache_mb << 20
+    if not isinstance(images, Tensor):
+        return PictureExamples.of(images, labels, channels, size, room)
+    if images.shape[1] not in (1, channels):
+        raise FeddleError(f"data.channels is {channels}, but the images of {name} have 3; set it to 3")
+    fits = images.shape[0] * images.shape[1] * size * size <= room
+    if lazily or not fits:
+        return Images(images, labels, channels, size)
+    return Images(resize(images, size), labels, channels)

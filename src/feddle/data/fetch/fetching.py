@@ -1,54 +1,127 @@
-"""Fill one file of a cache from the first source that answers: one process at a time, and in one step."""
+"""Content that is fetched from the first origin that answers, checked, and kept in one file of the cache folder."""
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import ClassVar
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
+from feddle.data.fetch.origins import Folder, Origin
 from feddle.data.fetch.progress import Teller
-from feddle.data.fetch.sources import Folder, Source
-from feddle.data.readers.decoders import Unusable
+from feddle.data.places import expanded
+from feddle.data.readers.files import Unusable
 
-T = TypeVar("T")
+Tensors = dict[str, Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Wanted(Generic[T]):
-    """What is to be had: its file in the cache, the sources in order, and how their files are understood."""
+@dataclass(frozen=True, kw_only=True)
+class Fetched(ABC):
+    """Named tensors that are fetched once and then read from the cache: what data sets and weights have in common."""
+
+    folder_option: ClassVar[str]  # the config key for `folder`
 
     name: str
-    file: Path
-    sources: tuple[Source, ...]
-    read: Callable[[], T | None]  # from the cached file; None if it is missing, broken or not what it should be
-    decode: Callable[[Path], T]  # from a source's folder, checked; Unusable if it is not what it should be
-    pack: Callable[[T], bytes]  # the content of the cached file
-    folder_option: str  # how the user names a folder
+    title: str
+    sha256: str  # of the tensors, see `tensors_hash`, unless `decode` and `label` check something else
+    megabytes: float  # of the download
+    origins: tuple[Origin, ...]
     archive: str | None = None  # the official archive that a user's folder may hold instead of its files
-    advice: str | None = None  # one more way out when no source answers
+    advice: str | None = None  # one more remedy when no origin answers
+    folder: Path | None = None  # where the user says that the official files are
+
+    @property
+    @abstractmethod
+    def file(self) -> Path:
+        """The file in the cache folder."""
+
+    @abstractmethod
+    def read(self, *, quiet: bool = False) -> object:
+        """See `Source`."""
+
+    @abstractmethod
+    def require(self) -> None:
+        """Refuse to fetch what cannot be decoded on this machine."""
+
+    @abstractmethod
+    def decode(self, files: Path) -> Tensors:
+        """Tensors of official files, checked; raises `Unusable`."""
+
+    @abstractmethod
+    def order(self, names: Iterable[str]) -> Sequence[str]:
+        """The names of the tensors in the order in which they are hashed; KeyError if they are not the right ones."""
+
+    @abstractmethod
+    def label(self, tensors: Tensors) -> dict[str, str] | None:
+        """Metadata of the cached file."""
+
+    @abstractmethod
+    def is_whole(self, tensors: Tensors, label: dict[str, str] | None) -> bool:
+        """Whether a cached file holds what it should."""
+
+    def missing(self) -> str | None:
+        """See `Source`: what can be fetched is never missing."""
+        return None
+
+    def fetch(self, *, quiet: bool = False) -> None:
+        """Fetch the content if the cache does not hold it."""
+        self.read(quiet=quiet)
+
+    def tensors(self, *, quiet: bool = False) -> Tensors:
+        """The tensors, fetched first if the cache does not hold them."""
+        folder = self.folder and expanded(self.folder)
+        if folder and not folder.is_dir():  # refused even when the cache has the content: it may be a typo
+            raise FeddleError(
+                f"there is no folder {self.folder} to read {self.name} from; correct {self.folder_option} (--folder) "
+                "or leave it out"
+            )
+        return obtain(self, folder, Teller(quiet=quiet))
+
+    def is_here(self) -> bool:
+        """Whether the cache holds a file of the right kind; only the header and the length are checked."""
+        try:
+            with safe_open(self.file, framework="pt") as file:
+                return bool(self.order(file.keys()))
+        except (OSError, SafetensorError, KeyError):
+            return False
+
+    def cached(self) -> Tensors | None:
+        """The tensors in the cached file; None if it is missing, broken or holds something else."""
+        try:
+            loaded = load_file(self.file)
+            tensors = {name: loaded[name] for name in self.order(loaded)}
+            with safe_open(self.file, framework="pt") as file:
+                label = file.metadata()
+        except (OSError, SafetensorError, KeyError):
+            return None
+        return tensors if self.is_whole(tensors, label) else None
 
 
-def obtain(wanted: Wanted[T], folder: Path | None, teller: Teller) -> T:
-    """What is wanted, from the cache or from the first source that gives it; the user's folder comes first."""
-    found = wanted.read()
+def obtain(wanted: Fetched, folder: Path | None, teller: Teller) -> Tensors:
+    """The tensors from the cache, or from the first origin that has them; the user's folder comes first."""
+    found = wanted.cached()
     if found is not None:
         return found
+    wanted.require()
     cache = wanted.file.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(wanted, teller):
             # Another process may have filled the cache while this one waited.
-            found = wanted.read()
+            found = wanted.cached()
             if found is None:
                 found = _gather(wanted, folder, teller)
-                write_whole(wanted.file, wanted.pack(found))
+                # Not save_file: it makes the file private, and a cache may be shared.
+                write_whole(wanted.file, save(found, wanted.label(found)))
     except OSError as error:
         raise FeddleError(
             f"cannot write {wanted.name} to the cache folder {cache} ({error}): "
@@ -58,13 +131,13 @@ def obtain(wanted: Wanted[T], folder: Path | None, teller: Teller) -> T:
 
 
 def check_hash(found: str, expected: str) -> None:
-    """Refuse content that is not what it should be."""
+    """Refuse content with another SHA-256."""
     if found != expected:
         raise Unusable(f"its content has the SHA-256 {found[:12]}… instead of {expected[:12]}…")
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 over name, type, shape and bytes of tensors, in the order given."""
+    """SHA-256 over name, type, shape and bytes of tensors, in the order given."""
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         values = tensor.contiguous().numpy()
@@ -74,32 +147,32 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _gather(wanted: Wanted[T], folder: Path | None, teller: Teller) -> T:
-    """Try the sources in order, the user's folder first."""
+def _gather(wanted: Fetched, folder: Path | None, teller: Teller) -> Tensors:
+    """Try the origins in order, the user's folder first."""
     named = Folder(folder, "the folder", wanted.archive) if folder else None
     reasons = []
-    for source in (named, *wanted.sources) if named else wanted.sources:
+    for origin in (named, *wanted.origins) if named else wanted.origins:
         try:
             with _workspace(wanted) as workspace:
-                return wanted.decode(source.collect(wanted.name, workspace, teller))
+                return wanted.decode(origin.collect(wanted.name, workspace, teller))
         except Unusable as reason:
-            reasons.append(f"{source.words} ({reason})")
-            if source is named:
-                teller.say(f"{source.words} is of no use for {wanted.name}: {reason}; trying the next source")
+            reasons.append(f"{origin.words} ({reason})")
+            if origin is named:
+                teller.say(f"{origin.words} is of no use for {wanted.name}: {reason}; trying the next source")
     raise FeddleError(_no_answer(wanted, reasons))
 
 
-def _no_answer(wanted: Wanted[Any], reasons: list[str]) -> str:
-    """The error when every source failed: each with its reason, and the ways out."""
+def _no_answer(wanted: Fetched, reasons: list[str]) -> str:
+    """The error when every origin failed: each with its reason, and the remedies."""
     found = f"the cached file {wanted.file} is broken and " if wanted.file.exists() else ""
     ways = [f"put the official files in a folder and name it with {wanted.folder_option} or --folder"]
     ways += [wanted.advice] if wanted.advice else []
-    return f"{found}no source of {wanted.name} answered: {'; '.join(reasons)}. To go on, {', or '.join(ways)}"
+    return f"{found}no source of {wanted.name} answered: {'; '.join(reasons)}. To continue, {', or '.join(ways)}"
 
 
 @contextmanager
-def _workspace(wanted: Wanted[Any]) -> Iterator[Path]:
-    """An empty folder beside the cached file, for the holder of the lock; it goes whatever happens."""
+def _workspace(wanted: Fetched) -> Iterator[Path]:
+    """An empty folder beside the cached file, for the holder of the lock; always removed afterwards."""
     path = wanted.file.parent / f".{wanted.name}.fetching"
     # A process that was killed may have left one.
     shutil.rmtree(path, ignore_errors=True)
@@ -111,7 +184,7 @@ def _workspace(wanted: Wanted[Any]) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(wanted: Wanted[Any], teller: Teller) -> Iterator[None]:
+def _locked(wanted: Fetched, teller: Teller) -> Iterator[None]:
     """Let one process at a time fetch it; the others wait and then find it."""
     lock = FileLock(wanted.file.parent / f".{wanted.name}.lock")
     try:

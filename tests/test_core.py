@@ -1,14 +1,12 @@
 """Layout, atlas, search, staleness and seeds, against numbers worked out by hand."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from command import PYTHON, run_process
 from feddle.core.atlas import Atlas, Eviction
 from feddle.core.batches import mini_batches
 from feddle.core.errors import FeddleError
@@ -111,8 +109,7 @@ def test_seeds_differ_by_purpose_and_id_and_agree_between_processes() -> None:
     }
     assert len(seeds) == 4
     code = "from feddle.core.seeds import seed_for; print(seed_for(3, 'train', 7))"
-    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(other.stdout) == seed_for(3, "train", 7)
+    assert int(run_process(*PYTHON, code).out) == seed_for(3, "train", 7)
 
 
 def test_staleness_weights() -> None:

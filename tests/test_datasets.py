@@ -27,6 +27,7 @@ import pytest
 import torch
 from PIL import Image
 
+from command import PYTHON, Said, run_process
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
 from feddle.data.datasets import FetchedData
@@ -510,8 +511,7 @@ def test_quiet_says_nothing(tmp_path: Path, site: Site) -> None:
     # In a process of its own, since a library may have kept the stderr that it saw when it was imported.
     job = (site.address, tuple(site.files), str(tmp_path))
     code = f"import test_datasets as t; t.fetch_there(*{job!r})"
-    ran = subprocess.run([sys.executable, "-c", code], env=with_tests(), capture_output=True, check=True)
-    assert (ran.stdout, ran.stderr) == (b"", b"")
+    assert run_process(*PYTHON, code, env=with_tests()) == Said(0, "", "")
     assert left_behind(tmp_path) == {"tiny.safetensors"}
 
 
@@ -722,7 +722,7 @@ def fetch_there(address: str, files: tuple[str, ...], cache: str) -> str:
 def with_tests() -> dict[str, str]:
     """The environment of another process that imports this file."""
     folders = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
 def test_two_processes_at_once_download_once(tmp_path: Path, site: Site) -> None:
@@ -746,15 +746,15 @@ def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Cal
         "import test_datasets as t; from pathlib import Path; from feddle.data.fetch.origins import Package\n"
         f"t.obtain(t.spec_of(Package('npm', 'x', '', 1)), Path({str(tmp_path / 'cache')!r}), None, t.QUIET)"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env=with_tests(),
+    running = subprocess.Popen(
+        [*PYTHON, code],
+        env={**os.environ, **with_tests()},
         stderr=subprocess.PIPE,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs are started without it
     )
     wait_for(lambda: mark.exists() and mark.read_text() != "")
-    process.send_signal(signal.SIGINT)
-    _, complaint = process.communicate(timeout=30)
+    running.send_signal(signal.SIGINT)
+    _, complaint = running.communicate(timeout=30)
     assert b"KeyboardInterrupt" in complaint
     assert left_behind(tmp_path / "cache") == set()
     wait_for(lambda: not alive(int(mark.read_text())))
@@ -831,8 +831,7 @@ def test_digits_come_from_a_named_folder_of_the_official_file(data: Path, tmp_pa
 
 def test_loading_digits_does_not_import_scikit_learn(data: Path) -> None:
     code = "import sys, feddle.data.datasets as d; d.load('digits'); print('sklearn' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"
+    assert run_process(*PYTHON, code).out == "False\n"
     assert (data / "digits.safetensors").is_file()
 
 

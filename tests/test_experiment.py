@@ -1,8 +1,8 @@
 """Configs, run folders, the library and the command line, on real data of a second."""
 
 import json
-import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import feddle
-from feddle.cli.main import app
+from command import FEDDLE, PYTHON, run_feddle, run_process
 from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
@@ -48,11 +47,6 @@ from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
 from feddle.training.train import Recipe
 from tiny import TINY, tiny
-
-
-def feddle_command(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from feddle.cli.main import main; main()", *args]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
 
 
 @pytest.fixture
@@ -139,17 +133,17 @@ def test_bad_input_is_one_line_that_names_the_key(tiny_file: Path, override: str
 
 
 def test_an_error_is_one_line_and_exit_code_2_without_a_traceback(tiny_file: Path, tmp_path: Path) -> None:
-    bad = feddle_command("run", str(tiny_file), "-o", "method.atlas_sise=3")
-    assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr.count("\n") == 1
-    assert bad.stderr.startswith(f"feddle: {tiny_file}: method: unknown key 'atlas_sise'")
-    assert "Traceback" in feddle_command("run", "--debug", str(tiny_file), "-o", "rounds=0").stderr
-    missing = feddle_command("run", str(tmp_path / "tinny.yaml"))
-    assert missing.returncode == 2
-    assert f"did you mean {tiny_file}?" in missing.stderr
-    for usage in (["run"], ["fly"], ["run", str(tiny_file), "--sed", "1"]):
-        wrong = feddle_command(*usage)
-        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    bad = run_process(*FEDDLE, "run", tiny_file, "-o", "method.atlas_sise=3")
+    assert (bad.code, bad.out) == (2, "")
+    assert bad.err.count("\n") == 1
+    assert bad.err.startswith(f"feddle: {tiny_file}: method: unknown key 'atlas_sise'")
+    assert "Traceback" in run_process(*FEDDLE, "run", "--debug", tiny_file, "-o", "rounds=0").err
+    missing = run_feddle("run", tmp_path / "tinny.yaml")
+    assert missing.code == 2
+    assert f"did you mean {tiny_file}?" in missing.err
+    for usage in (["run"], ["fly"], ["run", tiny_file, "--sed", "1"]):
+        wrong = run_feddle(*usage)
+        assert (wrong.code, wrong.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1\n- 2", "just words", "\x00"])
@@ -216,8 +210,8 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 def test_the_same_seed_gives_the_same_bits_in_any_process(tmp_path: Path, tiny_file: Path, method: str) -> None:
     config = load_config(tiny_file, [f"method={method}"])
     run_config(config, tmp_path / "here", quiet=True)
-    there = feddle_command("run", str(tiny_file), "-o", f"method={method}", "--out", str(tmp_path / "there"))
-    assert there.returncode == 0, there.stderr
+    there = run_process(*FEDDLE, "run", tiny_file, "-o", f"method={method}", "--out", tmp_path / "there")
+    assert there.code == 0, there.err
     for name in ("history.jsonl", "model.safetensors", "config.yaml"):
         assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
     run_config(load_config(tiny_file, [f"method={method}", "seed=1"]), tmp_path / "other", quiet=True)
@@ -410,12 +404,11 @@ for name, precision, workers in (("inline", "bfloat16", 0), ("pool", "bfloat16",
 
 
 def test_bfloat16_gives_the_same_bits_with_any_number_of_workers(tiny_file: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-c", BFLOAT16, str(tiny_file)]
-    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}  # read before torch's first product
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
-    if "bfloat16 does not run" in done.stderr:
+    env = {"PYTHONWARNINGS": "error", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}  # read before torch's first product
+    done = run_process(*PYTHON, BFLOAT16, tiny_file, env=env, cwd=tmp_path)
+    if "bfloat16 does not run" in done.err:
         pytest.skip("this CPU cannot train in bfloat16")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     inline, pool, exact = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("inline", "pool", "exact"))
     assert inline == pool != exact
 
@@ -489,14 +482,13 @@ def test_a_run_goes_once(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line_and_keeps_the_result(tiny_file: Path) -> None:
     # the model does not fit in 2 KB, the result does: as if the disk had filled up at the end
     out = tiny_file.parent / "run"
-    feddle_here = f"{sys.executable} -c 'from feddle.cli.main import main; main()'"
-    command = f"ulimit -f 2; {feddle_here} run {tiny_file} -q -o rounds=1 -o method=fedavg --out {out}"
-    full = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=120)
-    assert (full.returncode, full.stderr.count("\n")) == (2, 1), full.stderr
-    assert f"cannot write to {out}: File too large; to go on once that is mended: feddle resume {out}" in full.stderr
+    run = f"{shlex.join(FEDDLE)} run {tiny_file} -q -o rounds=1 -o method=fedavg --out {out}"
+    full = run_process("bash", "-c", f"ulimit -f 2; {run}")
+    assert (full.code, full.err.count("\n")) == (2, 1), full.err
+    assert f"cannot write to {out}: File too large; to go on once that is mended: feddle resume {out}" in full.err
     kept = json.loads((out / "result.json").read_text())
     assert (kept["rounds"], kept["finished"]) == (1, False), "the model is missing"
-    assert feddle_command("resume", str(out), "-q").returncode == 0
+    assert run_feddle("resume", out, "-q").code == 0
     assert json.loads((out / "result.json").read_text()) == {**kept, "finished": True, "seconds": ANY}
     assert load_file(out / "model.safetensors")
 
@@ -511,11 +503,9 @@ def test_methods_share_clients_delays_and_start() -> None:
 
 def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: Path) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-c", "from feddle.cli.main import main; main()"]
-    arguments = ["run", str(tiny_file), "-o", "rounds=100000", "--out", str(out)]
     # a shell starts background jobs with SIGINT ignored, and children inherit that: here it must work in any case
-    process = subprocess.Popen(
-        [*command, *arguments],
+    running = subprocess.Popen(
+        [*FEDDLE, "run", tiny_file, "-o", "rounds=100000", "--out", out],
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
@@ -523,9 +513,9 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: 
     deadline = time.monotonic() + 60
     while not (out / "history.jsonl").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
+    running.send_signal(signal.SIGINT)
+    _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130
     assert "Traceback" not in stderr
     assert f"what was done is in {out}; to go on: feddle resume {out}\n" in stderr
     result = json.loads((out / "result.json").read_text())
@@ -625,13 +615,13 @@ def test_the_library_speaks_of_mistakes_in_one_line() -> None:
 
 def test_compare_runs_each_method_and_writes_a_page(tiny_file: Path) -> None:
     out = tiny_file.parent / "all"
-    done = feddle_command("compare", str(tiny_file), "--out", str(out), cwd=tiny_file.parent)
-    assert done.returncode == 0, done.stderr
+    done = run_feddle("compare", tiny_file, "--out", out)
+    assert done.code == 0, done.err
     for method in ("feddle", "fedbuff", "fedavg"):
-        assert method in done.stdout
+        assert method in done.out
         assert (out / method / "result.json").exists()
-    assert f"Report: {out / 'report.html'}" in done.stdout
-    assert "accuracy" in done.stderr, "progress goes to stderr"
+    assert f"Report: {out / 'report.html'}" in done.out
+    assert "accuracy" in done.err, "progress goes to stderr"
     saved = load_config(out / "feddle" / "config.yaml").method
     assert isinstance(saved, FeddleOptions)
     assert saved.search == PaperSearch(epochs=1), "the file's own method keeps its options"
@@ -641,43 +631,39 @@ def test_compare_checks_before_it_trains(tiny_file: Path) -> None:
     out = tiny_file.parent / "all"
     (out / "fedavg").mkdir(parents=True)
     (out / "fedavg" / "config.yaml").touch()
-    held = feddle_command("compare", str(tiny_file), "--out", str(out))
-    assert (held.returncode, held.stderr.count("\n")) == (2, 1)
-    assert "already holds a run" in held.stderr
+    held = run_feddle("compare", tiny_file, "--out", out)
+    assert (held.code, held.err.count("\n")) == (2, 1)
+    assert "already holds a run" in held.err
     assert not (out / "feddle").exists()
-    none = feddle_command("compare", str(tiny_file), "--methods", " , ")
-    assert (none.returncode, none.stderr.count("\n")) == (2, 1)
-    twice = feddle_command(
-        "compare", str(tiny_file), "--methods", "fedavg,fedavg", "--out", str(out / "twice"), "-o", "rounds=1"
-    )
-    assert twice.returncode == 0, twice.stderr
+    none = run_feddle("compare", tiny_file, "--methods", " , ")
+    assert (none.code, none.err.count("\n")) == (2, 1)
+    twice = run_feddle("compare", tiny_file, "--methods", "fedavg,fedavg", "--out", out / "twice", "-o", "rounds=1")
+    assert twice.code == 0, twice.err
 
 
-def test_run_names_a_new_folder_each_time(tiny_file: Path) -> None:
+def test_run_names_a_new_folder_each_time(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny_file.parent)
     for _ in range(2):
-        command = ("run", str(tiny_file), "-o", "rounds=1", "--seed", "7", "-q")
-        assert feddle_command(*command, cwd=tiny_file.parent).returncode == 0
+        assert run_feddle("run", tiny_file, "-o", "rounds=1", "--seed", "7", "-q").code == 0
     assert sorted(p.name for p in (tiny_file.parent / "runs").iterdir()) == ["tiny-feddle-seed7", "tiny-feddle-seed7-2"]
 
 
 def test_listing_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))
-    runner = CliRunner()
-    listed = runner.invoke(app, ["methods"]).output
+    listed = run_feddle("methods").out
     assert all(name in listed for name in ("feddle", "fedbuff", "fedavg"))
-    schema = json.loads(runner.invoke(app, ["schema"]).output)
+    schema = json.loads(run_feddle("schema").out)
     assert schema["additionalProperties"] is False
     assert {"method", "data", "model"} <= schema["properties"].keys()
-    assert "fashion-mnist" in runner.invoke(app, ["data", "list"]).output
-    fetched = runner.invoke(app, ["data", "fetch", "digits", "-q"])
-    assert fetched.output.strip() == str(tmp_path / "digits.safetensors")
+    assert "fashion-mnist" in run_feddle("data", "list").out
+    assert run_feddle("data", "fetch", "digits", "-q").out.strip() == str(tmp_path / "digits.safetensors")
 
 
 def test_help_does_not_import_torch() -> None:
     code = (
         "import sys, feddle.cli.main as m; m.app(['--help'], standalone_mode=False); assert 'torch' not in sys.modules"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    assert run_process(*PYTHON, code).code == 0
 
 
 def test_validation_images_come_from_the_clients_and_leave_the_test_images_alone() -> None:

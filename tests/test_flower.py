@@ -25,7 +25,6 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from click.exceptions import Abort
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
@@ -43,8 +42,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from command import PYTHON, run_feddle, run_process
 from feddle.cli.federation_display import FederationDisplay, picture
-from feddle.cli.main import app
 from feddle.clients.work import ClientWork
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, StoppedError
@@ -468,8 +467,8 @@ END
 @pytest.mark.parametrize("end", ["", "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"])
 def test_a_reply_that_comes_slowly_keeps_no_process_from_ending(end: str) -> None:
     script = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){ENDLESS}".replace("END", end)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert ("KeyboardInterrupt" in done.stderr) == bool(end), done.stderr
+    done = run_process(*PYTHON, script)
+    assert ("KeyboardInterrupt" in done.err) == bool(end), done.err
 
 
 def test_replies_that_come_slowly_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -675,8 +674,7 @@ def test_a_client_with_another_model_says_so() -> None:
 
 def test_a_client_imports_little() -> None:
     code = "import sys, feddle.runtimes.flower.client; print([m for m in sys.modules if m.startswith('feddle.run.')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_process(*PYTHON, code).out.strip() == "[]"
 
 
 @pytest.mark.parametrize(
@@ -738,18 +736,15 @@ def killed(where: str, monkeypatch: pytest.MonkeyPatch, run: Path, **changes: An
             run_in_folder(federation, run)
 
 
-def test_up_writes_the_page_of_a_federation_that_is_finished(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_up_writes_the_page_of_a_finished_federation(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run_in_folder(ready(), out)
     assert is_finished(out)
     assert not (out / "report.html").exists(), "the command writes it, not the ServerApp"
-    app(["federation", "up", "--out", str(out)], standalone_mode=False)
+    up = run_feddle("federation", "up", "--out", out)
     assert (out / "report.html").exists()
-    assert "Report: " in capsys.readouterr().out
-    with pytest.raises(FeddleError, match="is finished"):
-        app(["federation", "up", "--out", str(out)], standalone_mode=False)
+    assert "Report: " in up.out
+    assert_refused("is finished", "federation", "up", "--out", out)
     with pytest.raises(FeddleError, match="is finished"):
         run_in_folder(ready(), out)
 
@@ -772,6 +767,13 @@ def test_settings_hold_that_are_given_before_the_first_merge(tmp_path: Path, mon
     assert len(lines_of(tmp_path / "run")) == 2
 
 
+def assert_refused(pattern: str, *words: str | Path) -> None:
+    """The command line ends with one line and exit code 2."""
+    said = run_feddle(*words)
+    assert said.code == 2
+    assert re.search(pattern, said.err.splitlines()[-1])
+
+
 def test_a_simulation_is_not_written_over(tmp_path: Path) -> None:
     simulated = {"config.yaml": "rounds: 6\n", "history.jsonl": '{"round": 1}\n'}
     for name, text in simulated.items():
@@ -780,8 +782,7 @@ def test_a_simulation_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(FeddleError, match="holds a simulation, not a federation"):
         run_in_folder(run, tmp_path)
     for command in (["up", "--out"], ["watch"]):
-        with pytest.raises(FeddleError, match="holds a simulation"):
-            app(["federation", *command, str(tmp_path)], standalone_mode=False)
+        assert_refused("holds a simulation", "federation", *command, tmp_path)
     assert {name: (tmp_path / name).read_text() for name in simulated} == simulated
 
 
@@ -917,16 +918,15 @@ def test_a_key_that_is_replaced_leaves_no_half_of_it(tmp_path: Path, monkeypatch
 
 def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) -> None:
     command = ["federation", "certificates", str(tmp_path), "--nodes", "0", "--host"]
-    app([*command, "one.example.org"], standalone_mode=False)
-    app([*command, "one.example.org"], standalone_mode=False)
-    with pytest.raises(FeddleError, match=r"is for one\.example\.org, not for 10\.0\.0\.1; .* remove it and give all"):
-        app([*command, "10.0.0.1"], standalone_mode=False)
+    assert run_feddle(*command, "one.example.org").code == 0
+    assert run_feddle(*command, "one.example.org").code == 0
+    other = r"is for one\.example\.org, not for 10\.0\.0\.1; .* remove it and give all"
+    assert_refused(other, *command, "10.0.0.1")
     (tmp_path / "server.crt").write_text("")
-    with pytest.raises(FeddleError, match=r"server\.crt is no certificate; remove it"):
-        app([*command, "10.0.0.1"], standalone_mode=False)
+    assert_refused(r"server\.crt is no certificate; remove it", *command, "10.0.0.1")
     (tmp_path / "server.crt").unlink()
-    app([*command, "10.0.0.1"], standalone_mode=False)
-    app([*command, "10.0.0.1"], standalone_mode=False)
+    assert run_feddle(*command, "10.0.0.1").code == 0
+    assert run_feddle(*command, "10.0.0.1").code == 0
 
 
 @pytest.mark.parametrize("host", ["", "über.example.org", "example.org:8443", "https://example.org", "two names"])
@@ -953,14 +953,13 @@ def test_an_authority_that_cannot_be_read_is_told_of(tmp_path: Path, damaged: st
     assert certificates.make(["localhost"], 0) == [certificates.server]
 
 
-def test_what_an_operator_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_an_operator_sees(tmp_path: Path) -> None:
     def answer(message: Message) -> Answers:
         return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
 
     run = ready(answer, rounds=3)
     run_in_folder(run, tmp_path / "run")
-    app(["federation", "watch", str(tmp_path / "run")], standalone_mode=False)
-    told = capsys.readouterr().err.splitlines()
+    told = run_feddle("federation", "watch", tmp_path / "run").err.splitlines()
     shown = [line for line in told if line.startswith("version")]
     assert [line.split(":")[0] for line in shown] == ["version 1/3", "version 2/3", "version 3/3"]
     assert all("3 nodes, staleness" in line and "accuracy" in line for line in shown)
@@ -1037,9 +1036,7 @@ def unanswered(*_: Any) -> str:
     raise FeddleError("no answer")
 
 
-def test_what_goes_on_with_a_run_is_told_with_all_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_goes_on_with_a_run_is_told_with_all_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = shutil.copytree(APP, tmp_path / "my app", ignore=shutil.ignore_patterns("__pycache__"))
     out, previous = tmp_path / "run", signal.getsignal(signal.SIGTERM)
     options = ["--nodes", "2", "--out", str(out), "--app", str(own), "-o", "rounds=3", "-o", "method.name=fedbuff"]
@@ -1047,28 +1044,25 @@ def test_what_goes_on_with_a_run_is_told_with_all_options(
     monkeypatch.setattr("feddle.flower.local.LocalFederation", ShortFederation)
     monkeypatch.setattr("feddle.cli.federation._ASK_EVERY", 0.0)
     try:
-        with pytest.raises(StoppedError, match=re.escape(f"the disk is full; to go on once that is mended: {again}")):
-            app(["federation", "up", *options], standalone_mode=False)
+        mended = re.escape(f"; to go on once that is mended: {again}") + "$"
+        assert_refused(f"the disk is full{mended}", "federation", "up", *options)
         monkeypatch.setattr(ShortFederation, "run_status", unanswered)
-        with pytest.raises(StoppedError, match=re.escape(f"no answer; to go on once that is mended: {again}")):
-            app(["federation", "up", *options], standalone_mode=False)
+        assert_refused(f"no answer{mended}", "federation", "up", *options)
         monkeypatch.setattr(ShortFederation, "stop", KeyboardInterrupt)
-        with pytest.raises((KeyboardInterrupt, Abort)):
-            app(["federation", "up", *options], standalone_mode=False)
+        stopped = run_feddle("federation", "up", *options)
     finally:
         signal.signal(signal.SIGTERM, previous)
-    assert f"to go on: {again}\n" in capsys.readouterr().err
+    assert stopped.code == 130
+    assert f"to go on: {again}\n" in stopped.err
 
 
-def test_an_app_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    app(["federation", "new", str(tmp_path / "mine")], standalone_mode=False)
-    files = [Path(line) for line in capsys.readouterr().out.splitlines()]
+def test_an_app_to_start_from(tmp_path: Path) -> None:
+    files = [Path(line) for line in run_feddle("federation", "new", tmp_path / "mine").out.splitlines()]
     assert [file.name for file in files] == ["model.py", "client_data.py", "server_data.py"]
     assert all(file.is_file() for file in files)
     settings = tomllib.loads((tmp_path / "mine" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert make_plan({key: value for key, value in settings.items() if key != "out"}, source="app").rounds == 20
-    with pytest.raises(FeddleError, match="is there already"):
-        app(["federation", "new", str(tmp_path / "mine")], standalone_mode=False)
+    assert_refused("is there already", "federation", "new", tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
@@ -1083,16 +1077,15 @@ def test_an_app_to_start_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_up_starts_nothing_for_settings_that_are_wrong(tmp_path: Path, option: str, text: str) -> None:
-    with pytest.raises(FeddleError, match=text):
-        app(["federation", "up", "--out", str(tmp_path / "run"), "-o", option], standalone_mode=False)
+    assert_refused(text, "federation", "up", "--out", tmp_path / "run", "-o", option)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"[tool.flwr.app]\nconfig = 3\n", b"\xff\xfe", b"tool"])
 def test_up_starts_nothing_for_a_folder_that_holds_no_app(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pyproject.toml").write_bytes(content)
-    with pytest.raises(FeddleError, match=r"holds no app: expected \[tool\.flwr\.app\.config\]"):
-        app(["federation", "up", "--out", str(tmp_path / "run"), "--app", str(tmp_path)], standalone_mode=False)
+    refusal = r"holds no app: expected \[tool\.flwr\.app\.config\]"
+    assert_refused(refusal, "federation", "up", "--out", tmp_path / "run", "--app", tmp_path)
     assert not (tmp_path / "run").exists()
 
 
@@ -1359,10 +1352,10 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
 def living_below(folder: Path) -> list[str]:
     """The command lines of processes whose environment names a folder."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            if str(folder).encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text())
+            if str(folder).encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text())
         except OSError:
             continue
     return found
@@ -1410,16 +1403,17 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
     assert living_below(out) == []
     before = lines_of(out)
     nodes = (out / "flower" / "nodes.json").read_text()
-    done = subprocess.run(["timeout", "300", *command], capture_output=True, text=True, check=True)
+    done = run_process(*command)
+    assert done.code == 0, done.err
     assert lines_of(out)[: len(before)] == before
     assert (out / "flower" / "nodes.json").read_text() == nodes, "the same keys, so the same nodes"
-    assert "version 3/3: 2 nodes, staleness" in done.stderr
-    assert "Report: " in done.stdout
+    assert "version 3/3: 2 nodes, staleness" in done.err
+    assert "Report: " in done.out
     assert is_finished(out)
     assert living_below(out) == []
-    again = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
-    assert "is finished; name another folder" in again.stderr
+    again = run_process(*command)
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert "is finished; name another folder" in again.err
 
 
 def test_resume_tells_a_real_federation_from_a_simulation(tmp_path: Path) -> None:

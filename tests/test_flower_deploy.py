@@ -4,7 +4,6 @@ import configparser
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from command import run_process
 from feddle.flower.certificates import Certificates
 
 ROOT = Path(__file__).parent.parent
@@ -44,9 +44,9 @@ def commands() -> Iterator[Any]:
 @cache
 def help_of(*command: str) -> set[str]:
     """The options that a command says it has."""
-    done = subprocess.run([BIN / command[0], *command[1:], "--help"], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", done.stdout))
+    done = run_process(BIN / command[0], *command[1:], "--help")
+    assert done.code == 0, done.err
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", done.out))
 
 
 @pytest.mark.parametrize("command", list(commands()))
@@ -71,8 +71,8 @@ def test_units_are_ones_that_systemd_takes(path: Path, tmp_path: Path) -> None:
         pytest.skip("no systemd here")
     here = tmp_path / path.name
     here.write_text(path.read_text().replace("/opt/feddle/bin/", f"{BIN}/"))
-    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, timeout=100)
-    said = [line for line in (done.stdout + done.stderr).splitlines() if path.name in line]
+    done = run_process("systemd-analyze", "verify", here)
+    said = [line for line in (done.out + done.err).splitlines() if path.name in line]
     assert said == [], "unknown keys, commands that cannot be run"
 
 
@@ -114,5 +114,4 @@ def test_nginx_takes_its_file(tmp_path: Path) -> None:
         f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ access_log off; include {tmp_path}/site.conf; }}"
     )
     command = ["nginx", "-t", "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-e", "stderr"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "test is successful" in done.stderr
+    assert "test is successful" in run_process(*command).err

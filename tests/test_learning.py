@@ -1,9 +1,6 @@
 """Examples, partitions, models and local training."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from command import PYTHON, run_process
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job
@@ -214,13 +212,11 @@ with one_thread():
 @pytest.fixture(scope="module")
 def in_both_precisions() -> Any:
     # in a process of its own: the variable is read before torch's first product, and some machines need it
-    surroundings = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
-    command = [sys.executable, "-W", "error", "-c", BFLOAT16]
-    done = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False, timeout=200)
-    if "training.precision: bfloat16 does not run" in done.stderr:
+    done = run_process(*PYTHON, BFLOAT16, env={"PYTHONWARNINGS": "error", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"})
+    if "training.precision: bfloat16 does not run" in done.err:
         pytest.skip("this CPU cannot train in bfloat16")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
 
 
 def test_bfloat16_rounds_the_pass_and_not_the_weights(in_both_precisions: Any) -> None:

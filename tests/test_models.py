@@ -6,8 +6,6 @@ import io
 import json
 import os
 import pickle
-import subprocess
-import sys
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import feddle
+from command import run_feddle
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.rows import FloatRows
@@ -214,9 +213,9 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_the_command_lists_weights() -> None:
-    code = "from feddle.cli.main import main; main()"
-    told = subprocess.run([sys.executable, "-c", code, "weights", "list"], capture_output=True, text=True, check=True)
-    assert all(name in told.stdout for name in weights.NAMES)
+    listed = run_feddle("weights", "list")
+    assert listed.code == 0
+    assert all(name in listed.out for name in weights.NAMES)
 
 
 # ResNet-18 and MobileNetV2

@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from command import Said, feddle
+from command import run_feddle
 from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection
 from feddle.data.official import OFFICIAL
@@ -24,7 +24,6 @@ from feddle.run.load import parse_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_collection, build_federation
 
-Command = Callable[..., Said]
 SHORT: dict[str, Any] = {
     "rounds": 2,
     "workers": 0,
@@ -45,11 +44,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    return lambda *args: feddle(monkeypatch, capfd, *args)
-
-
 def open_data(data: Data) -> Collection:
     return source_of(data).read()
 
@@ -59,11 +53,11 @@ def config_of(name: str, folder: Path | None, data: dict[str, Any] | None = None
     return parse_config({**SHORT, **changes, "data": held})
 
 
-def trains(config: Config, command: Command, folder: Path) -> None:
+def trains(config: Config, folder: Path) -> None:
     """The config runs through the command line, to its end."""
     path = folder / "config.json"
     path.write_text(config.model_dump_json())
-    said = command("run", str(path), "-q", "--out", str(folder / "run"))
+    said = run_feddle("run", str(path), "-q", "--out", str(folder / "run"))
     assert said.code == 0, said.err
     assert json.loads((folder / "run" / "result.json").read_text())["finished"]
 
@@ -96,7 +90,7 @@ def write_cifar100(folder: Path, *, packed: bool = True, files: dict[str, bytes]
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_cifar_100_trains_superclasses_and_spreads_fine_classes(tmp_path: Path, command: Command, packed: bool) -> None:
+def test_cifar_100_trains_superclasses_and_spreads_fine_classes(tmp_path: Path, packed: bool) -> None:
     folder = write_cifar100(tmp_path / "files", packed=packed)
     config = config_of("cifar-100", folder, {"partition": {"name": "dirichlet", "alpha": 1e-4}})
     train, test = (collection := open_data(config.data)).train, collection.test
@@ -115,7 +109,7 @@ def test_cifar_100_trains_superclasses_and_spreads_fine_classes(tmp_path: Path, 
     assert torch.equal(owner[:100], owner[100:])
     assert not all(torch.equal(owner[0:20], owner[i : i + 20]) for i in range(20, 100, 20))
     if packed:
-        trains(config, command, tmp_path)
+        trains(config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +152,7 @@ def writers(*names: str, labels: list[int]) -> dict[str, tuple[list[Any], list[A
     return {name: ([character(10 * i + label) for label in labels], labels) for i, name in enumerate(names)}
 
 
-def test_femnist_from_all_data(tmp_path: Path, command: Command, data: Path) -> None:
+def test_femnist_from_all_data(tmp_path: Path, data: Path) -> None:
     place = tmp_path / "leaf" / "data"
     labels = [0, 9, 35, 39, 40, 61, 3, 3, 5, 5]  # two of them beyond the first forty
     write_leaf(place / "all_data", writers("f0001", "f0002", "f0003", labels=labels))
@@ -177,7 +171,7 @@ def test_femnist_from_all_data(tmp_path: Path, command: Command, data: Path) -> 
     assert drawn.test is not None
     assert set(drawn.train.owners.tolist()) == {0, 1, 2, 3}  # clients.count of the five
     assert (len(drawn.train), len(drawn.test)) == (24, 8)
-    trains(config, command, tmp_path)
+    trains(config, tmp_path)
     assert len(list(data.glob("femnist-*.safetensors"))) == 1
 
 
@@ -223,7 +217,7 @@ def write_celeba(folder: Path, people: int = 5, each: int = 6) -> Path:
     return folder
 
 
-def test_celeba_a_client_a_person(tmp_path: Path, command: Command) -> None:
+def test_celeba_a_client_a_person(tmp_path: Path) -> None:
     config = config_of("celeba", write_celeba(tmp_path / "leaf"), {"server": {"samples": 2}})
     collection = open_data(config.data)
     assert (collection.classes, len(collection.train)) == (2, 30)
@@ -232,7 +226,7 @@ def test_celeba_a_client_a_person(tmp_path: Path, command: Command) -> None:
     assert len(federation.clients) == 4
     inputs, smiles = federation.clients[2].take(torch.arange(len(federation.clients[2])))
     assert (inputs.mean((1, 2, 3)) > 0).long().tolist() == smiles.tolist()
-    trains(config, command, tmp_path)
+    trains(config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -271,14 +265,14 @@ def write_isic(folder: Path, count: int = 32) -> Path:
     return folder
 
 
-def test_isic_has_a_diagnosis_an_image(tmp_path: Path, command: Command) -> None:
+def test_isic_has_a_diagnosis_an_image(tmp_path: Path) -> None:
     config = config_of("isic-2019", write_isic(tmp_path / "isic"), {"partition": "even"})
     collection = open_data(config.data)
     assert collection.classes == 8  # UNK is of no image
     assert collection.train.labels.tolist() == [i % 8 for i in range(32)]
     assert isinstance(collection.train.images, Files)
     assert abs(int(collection.train.images.decode(13, 8, 3)[0, 4, 4]) - 150) < 4
-    trains(config, command, tmp_path)
+    trains(config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +314,7 @@ def test_imagenet_folders(tmp_path: Path, inside: str, val: str) -> None:
     assert (collection.test is None) == (val == "flat")
 
 
-def test_imagenet_guides_from_outside(tmp_path: Path, command: Command) -> None:
+def test_imagenet_guides_from_outside(tmp_path: Path) -> None:
     folder = write_imagenet(tmp_path / "ilsvrc")
     images = np.random.default_rng(0).integers(0, 256, (60, 16, 16), dtype=np.uint8)
     np.savez(tmp_path / "mine.npz", images=images, labels=np.arange(60) % 3)
@@ -333,39 +327,37 @@ def test_imagenet_guides_from_outside(tmp_path: Path, command: Command) -> None:
     inputs, labels = federation.server.take(torch.arange(12))
     reds = ((inputs[:, 0].mean((1, 2)) + 1) * 127.5).round()
     assert (reds - 80 * labels).abs().max() < 4
-    trains(config, command, tmp_path)
+    trains(config, tmp_path)
 
 
 # --- missing files
 
 
 @pytest.mark.parametrize("name", [source.name for source in OFFICIAL])
-def test_missing_files_are_told_in_one_line_with_where_to_get_them_and_where_to_put_them(
-    data: Path, command: Command, name: str
-) -> None:
+def test_missing_files_are_told_in_one_line_with_where_to_get_them_and_where_to_put_them(data: Path, name: str) -> None:
     config = data.parent / "config.yaml"
     config.write_text(f"data: {{name: {name}}}\n")
-    said = command("run", str(config), "-q")
+    said = run_feddle("run", str(config), "-q")
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert said.err == command("data", "fetch", name).err
+    assert said.err == run_feddle("data", "fetch", name).err
     assert f"feddle: {name} needs files of your own, and {data / name} does not serve" in said.err
     assert "https://" in said.err
     assert "put " in said.err
     assert "data.folder" in said.err
 
 
-def test_data_list_names_them_and_says_which_are_here(data: Path, command: Command) -> None:
+def test_data_list_names_them_and_says_which_are_here(data: Path) -> None:
     write_cifar100(data / "cifar-100")
-    lines = command("data", "list").out.splitlines()
+    lines = run_feddle("data", "list").out.splitlines()
     listed = {line.split()[0]: line.split()[-1] for line in lines if "your own files" in line}
     assert listed == {"cifar-100": "yes", "femnist": "no", "celeba": "no", "isic-2019": "no", "imagenet": "no"}
     assert "iles of your own needed" in lines[-1]
-    said = command("data", "fetch", "cifar-100")
+    said = run_feddle("data", "fetch", "cifar-100")
     assert (said.code, said.out) == (0, f"{data / 'cifar-100'}\n")
 
 
-def test_there_is_nothing_to_fetch_of_data_of_your_own(command: Command) -> None:
-    said = command("data", "fetch", "csv")
+def test_there_is_nothing_to_fetch_of_data_of_your_own() -> None:
+    said = run_feddle("data", "fetch", "csv")
     assert (said.code, said.err) == (
         2,
         "feddle: csv is your own data, there is nothing to fetch; feddle run --data PATH\n",

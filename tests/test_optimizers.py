@@ -1,14 +1,13 @@
 """The optimisers: torch's own steps without its compiler."""
 
 import copy
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from command import PYTHON, run_process
 from feddle.core.adam import SmallAdam
 from feddle.core.errors import FeddleError
 from feddle.training.kernels.optimizers import SGD, Adam, Optimizer
@@ -147,4 +146,4 @@ def test_training_does_not_import_the_compiler() -> None:
         feddle.simulate(model, [data, data], **options)
         raise SystemExit("torch._dynamo" in sys.modules)
     """
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    assert run_process(*PYTHON, code).code == 0

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from command import Said, feddle
+from command import run_feddle
 from feddle import by_client, by_dirichlet, simulate
 from feddle.core.errors import FeddleError
 from feddle.data.augmentation import crop_flip
@@ -35,7 +35,6 @@ from feddle.run.simulated import simulated
 from tiny import TINY, tiny
 
 Row = tuple[str, ...]
-Command = Callable[..., Said]
 COLOURS = {"amber": (240, 160, 20), "blue": (10, 30, 220), "clay": (180, 90, 70)}
 # as short as a run can be: the smallest network, one epoch a job, all in this process
 SHORT = {
@@ -50,10 +49,9 @@ SHORT = {
 }
 
 
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    return lambda *args: feddle(monkeypatch, capfd, *args)
 
 
 def paint(path: Path, colour: str, shade: int = 0, size: tuple[int, int] = (30, 34)) -> None:
@@ -96,10 +94,10 @@ def all_of(examples: Any) -> tuple[torch.Tensor, torch.Tensor]:
 # --- one command
 
 
-def test_a_csv_of_path_label_client_is_running_in_one_command(tmp_path: Path, command: Command) -> None:
+def test_a_csv_of_path_label_client_is_running_in_one_command(tmp_path: Path) -> None:
     table(tmp_path)
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key != "clients"]
-    said = command("run", "--data", "mine.csv", *options, "-odata.image_size=28")
+    said = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28")
     assert said.code == 0, said.err
     assert "mine.csv: 36 images of 3 classes, 4 clients of its own" in said.err
     folder = tmp_path / "runs" / "mine-feddle-seed0"
@@ -111,11 +109,13 @@ def test_a_csv_of_path_label_client_is_running_in_one_command(tmp_path: Path, co
     assert json.loads((folder / "result.json").read_text())["finished"]
 
 
-def test_data_takes_the_place_of_that_of_a_config(tmp_path: Path, command: Command) -> None:
+def test_data_takes_the_place_of_that_of_a_config(tmp_path: Path) -> None:
     table(tmp_path)
     tree = {**SHORT, "data": {"name": "digits", "folder": "/nowhere", "image_size": 28, "channels": 1}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
-    said = command("compare", "config.yaml", "--data", "mine.csv", "--methods", "fedavg,fedbuff", "-q", "--out", "both")
+    said = run_feddle(
+        "compare", "config.yaml", "--data", "mine.csv", "--methods", "fedavg,fedbuff", "-q", "--out", "both"
+    )
     assert said.code == 0, said.err
     for name in ("fedavg", "fedbuff"):
         kept = yaml.safe_load((tmp_path / "both" / name / "config.yaml").read_text())
@@ -128,7 +128,7 @@ def stop(line: dict[str, Any]) -> None:
 
 
 def test_a_stopped_run_goes_on_from_any_folder_but_not_with_other_data(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = table(tmp_path)
     for name in ("run", "other"):
@@ -136,11 +136,11 @@ def test_a_stopped_run_goes_on_from_any_folder_but_not_with_other_data(
             run_config(config_of(path, checkpoint={"every": 1}), tmp_path / name, stop)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    said = command("resume", "../run", "-q")
+    said = run_feddle("resume", "../run", "-q")
     assert said.code == 0, said.err
     assert json.loads((tmp_path / "run" / "result.json").read_text())["finished"]
     path.write_text(path.read_text().replace("0.png,amber", "0.png,blue", 1))
-    said = command("resume", "../other", "-q")
+    said = run_feddle("resume", "../other", "-q")
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert "the data has other labels or clients than when the checkpoint in ../other was made" in said.err
 
@@ -149,9 +149,9 @@ def test_a_stopped_run_goes_on_from_any_folder_but_not_with_other_data(
 
 
 @pytest.mark.parametrize("name", ["mine.csv", "mine.npz", "."])
-def test_data_in_the_place_of_a_config_is_told_apart(tmp_path: Path, command: Command, name: str) -> None:
+def test_data_in_the_place_of_a_config_is_told_apart(tmp_path: Path, name: str) -> None:
     (tmp_path / "mine.csv").touch()
-    said = command("run", name)
+    said = run_feddle("run", name)
     assert (said.code, said.err) == (
         2,
         f"feddle: {name} is no config file; if it is your own data, name it with --data {name}\n",
@@ -274,9 +274,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_one_line(tmp_path: Path, command: Command, mistake: str) -> None:
+def test_a_mistake_is_told_in_one_line(tmp_path: Path, mistake: str) -> None:
     make, expected = MISTAKES[mistake]
-    said = command("run", "--data", make(tmp_path), "-q")
+    said = run_feddle("run", "--data", make(tmp_path), "-q")
     assert said.code == 2
     assert expected in said.err
     assert said.err.startswith("feddle: ")
@@ -344,13 +344,13 @@ def deep(path: Path) -> None:
 )
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unreadable_image_ends_the_run_with_its_name(
-    tmp_path: Path, command: Command, damage: Callable[[Path], object], expected: str, workers: int
+    tmp_path: Path, damage: Callable[[Path], object], expected: str, workers: int
 ) -> None:
     # a training image: the split is told
     table(tmp_path, split=lambda i: "test" if i % 9 > 6 else "train")
     damage(tmp_path / "images" / "0.png")
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key not in ("clients", "workers")]
-    said = command("run", "--data", "mine.csv", *options, "-odata.image_size=28", "-q", f"-oworkers={workers}")
+    said = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28", "-q", f"-oworkers={workers}")
     assert said.code == 2
     assert "images/0.png" in said.err
     assert expected in said.err
@@ -563,7 +563,7 @@ def dataset(colours: Sequence[str], clients: Sequence[int] | None = None) -> hf.
     return hf.Dataset.from_dict(columns, features=hf.Features(features))
 
 
-def test_a_hugging_face_dataset_on_disk(tmp_path: Path, command: Command) -> None:
+def test_a_hugging_face_dataset_on_disk(tmp_path: Path) -> None:
     colours = list(COLOURS) * 8
     dataset(colours, clients=[i // 6 for i in range(24)]).save_to_disk(tmp_path / "mine")
     config = config_of(tmp_path / "mine", "huggingface", {"test_share": 0.25})
@@ -573,12 +573,12 @@ def test_a_hugging_face_dataset_on_disk(tmp_path: Path, command: Command) -> Non
     for image, target in zip(inputs, targets.tolist(), strict=True):
         assert ((image.mean((1, 2)) + 1) * 127.5).round().tolist() == list(COLOURS[list(COLOURS)[target]])
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key not in ("clients", "workers")]
-    said = command("run", "--data", "mine", *options, "-odata.image_size=28", "-oworkers=2")
+    said = run_feddle("run", "--data", "mine", *options, "-odata.image_size=28", "-oworkers=2")
     assert said.code == 0, said.err
     assert "24 images of 3 classes, 4 clients of its own" in said.err
 
 
-def test_a_hugging_face_dataset_of_splits(tmp_path: Path, command: Command) -> None:
+def test_a_hugging_face_dataset_of_splits(tmp_path: Path) -> None:
     colours = list(COLOURS) * 4
     hf.DatasetDict(train=dataset(colours), test=dataset(colours[:6])).save_to_disk(tmp_path / "mine")
     collection = open_data(config_of(tmp_path / "mine", "huggingface").data)
@@ -587,10 +587,10 @@ def test_a_hugging_face_dataset_of_splits(tmp_path: Path, command: Command) -> N
     assert collection.test.labels.tolist() == [0, 1, 2] * 2
     assert collection.train.owners is None
     hf.DatasetDict(other=dataset(colours)).save_to_disk(tmp_path / "odd")
-    said = command("run", "--data", "odd")
+    said = run_feddle("run", "--data", "odd")
     assert (said.code, "has the splits other, but none that is called train" in said.err) == (2, True)
     (tmp_path / "mine" / "train" / "state.json").write_text("{")
-    said = command("run", "--data", "mine")
+    said = run_feddle("run", "--data", "mine")
     assert (said.code, said.err.count("\n"), "as a Hugging Face dataset on disk" in said.err) == (2, 1, True)
 
 

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from command import PYTHON, run_process
 from feddle.core.errors import FeddleError
 from feddle.report.curves import shortened
 from feddle.report.markup import element
@@ -381,7 +380,7 @@ def test_two_processes_may_write_a_page_at_once(tmp_path: Path, monkeypatch: pyt
     other = f"from pathlib import Path; from feddle.report.page import write_document as w; w('b', Path({str(page)!r}))"
 
     def late(self: Path, target: Path) -> Path:
-        subprocess.run([sys.executable, "-c", other], check=True)
+        assert run_process(*PYTHON, other).code == 0
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", late)
@@ -407,7 +406,9 @@ def test_a_browser_opens_the_page_and_its_script_runs(tmp_path: Path) -> None:
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    dumped = run_process(*command)
+    assert dumped.code == 0, dumped.err
+    shown = dumped.out
     assert "feddle reaches 70.0%" in shown
     # The script takes the points' titles away, as it reads out the values itself.
     assert "feddle, round 1" not in shown

@@ -5,16 +5,14 @@ import io
 import json
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from feddle.cli.main import app
+from command import Said, run_feddle, run_process
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.data.datasets import named
@@ -67,15 +65,11 @@ class Silent:
     def end(self, task: Task, ended: Ended) -> None: ...
 
 
-def feddle(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def reproduce(out: Path, *words: str, **overrides: Any) -> Result:
+def reproduce(out: Path, *words: str, **overrides: Any) -> Said:
     """Two methods of one setting, on digits."""
     small = [f"-o{key}={value}" for key, value in {**SMALL, **overrides}.items()]
     only = ["--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
-    return feddle("reproduce", CNN, "--quick", "--out", out, *only, *small, *words)
+    return run_feddle("reproduce", CNN, "--quick", "--out", out, *only, *small, *words)
 
 
 def task_in(folder: Path, **changes: Any) -> Task:
@@ -204,14 +198,14 @@ def test_the_estimate_grows_with_the_work() -> None:
 def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> None:
     out = tmp_path / "grid"
     first = reproduce(out)
-    assert first.exit_code == 0, first.output
-    assert "Dir(0.1), σ = 20" in first.output
-    assert "Not the table’s own setting, whatever its heads say: run with data.name=digits" in first.output
+    assert first.code == 0, first.err
+    assert "Dir(0.1), σ = 20" in first.text
+    assert "Not the table’s own setting, whatever its heads say: run with data.name=digits" in first.text
     runs = sorted(out.glob("**/result.json"))
     assert len(runs) == 2
     before = {path: path.read_bytes() for path in runs}
     again = reproduce(out)
-    assert again.exit_code == 0
+    assert again.code == 0
     assert {path: path.read_bytes() for path in runs} == before
     record = read_record(runs[0].parent)
     digits = named("digits")
@@ -225,25 +219,25 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     # a run that is removed and run again gives the same number
     accuracy = json.loads(before[runs[0]])["accuracy"]
     shutil.rmtree(runs[0].parent)
-    assert reproduce(out).exit_code == 0
+    assert reproduce(out).code == 0
     assert json.loads(runs[0].read_bytes())["accuracy"] == accuracy
     other = reproduce(out, rounds=6)
-    assert "finished with another config" in other.output
-    assert "Made with another config than the grid’s" in other.output
-    assert "rounds=4" in other.output  # what the results were really run with
-    assert "rounds=6" not in other.output
+    assert "finished with another config" in other.text
+    assert "Made with another config than the grid’s" in other.text
+    assert "rounds=4" in other.text  # what the results were really run with
+    assert "rounds=6" not in other.text
     one_more = reproduce(out, "--seeds", "1", rounds=6)
-    assert "seed 1: not run, since the cell's other seeds have another config" in one_more.output
+    assert "seed 1: not run, since the cell's other seeds have another config" in one_more.text
     assert sorted(out.glob("**/result.json")) == runs
     broken = reproduce(out, **{"data.name": "celeba"})  # cells that cannot be had now, but were
-    assert "left out, 2 cells" in broken.output
-    assert "left out because" not in broken.output
+    assert "left out, 2 cells" in broken.text
+    assert "left out because" not in broken.text
     same = reproduce(out)
-    assert "another config" not in same.output
+    assert "another config" not in same.text
     assert {path: json.loads(path.read_bytes())["accuracy"] for path in runs}[runs[0]] == accuracy
-    full = feddle("reproduce", CNN, "--out", out, "--cells", "center")
-    assert isinstance(full.exception, FeddleError)
-    assert "never mixed" in str(full.exception)
+    full = run_feddle("reproduce", CNN, "--out", out, "--cells", "center")
+    assert full.code == 2
+    assert "never mixed" in full.err
 
 
 def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
@@ -358,26 +352,28 @@ def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None
     ],
 )
 def test_mistakes_on_the_line_are_told(words: Sequence[str], told: str) -> None:
-    assert told in str(feddle(*words).exception)
+    refused = run_feddle(*words)
+    assert refused.code == 2
+    assert told in refused.err
 
 
 def test_the_lists_say_what_is_here_and_how_long_it_takes() -> None:
-    tables = feddle("reproduce")
-    assert all(name in tables.output for name in names())
-    cells = feddle("reproduce", CNN, "--quick", "--list", "--methods", "feddle-ood")
-    assert "in place of" in cells.output
-    assert "left out" in cells.output
-    assert re.search(r"8 runs, about .* with \d at a time", cells.output)
-    noisy = feddle(
+    tables = run_feddle("reproduce")
+    assert all(name in tables.text for name in names())
+    cells = run_feddle("reproduce", CNN, "--quick", "--list", "--methods", "feddle-ood")
+    assert "in place of" in cells.text
+    assert "left out" in cells.text
+    assert re.search(r"8 runs, about .* with \d at a time", cells.text)
+    noisy = run_feddle(
         "reproduce", "noisy-labels", "--quick", "--list", "--cells", "noise0.2", "--methods", "fedbuff"
-    ).output
+    ).out
     assert noisy.startswith("How much a fifth of random labels costs. Not a table of the paper")
     assert "noise0 is clean labels, noise0.2 is 20 % of the labels random" in noisy
 
 
 def test_an_override_that_some_cells_take_leaves_the_others_out() -> None:
     only = ["--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
-    listed = feddle("reproduce", CNN, "--quick", "--list", *only, "-o", "method.atlas_size=20").output
+    listed = run_feddle("reproduce", CNN, "--quick", "--list", *only, "-o", "method.atlas_size=20").out
     assert "is an option of feddle, not of fedbuff" in listed
     assert "1 runs" in listed
 
@@ -542,10 +538,10 @@ def test_two_grids_of_a_table_have_files_of_their_own(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_grid(tmp_path / name, {"fedbuff": CURVES["fedbuff"]}, quick=name == "a")
     exports = ["--export", "csv", "--export", "png"]
-    assert feddle("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "p.html", *exports).exit_code == 0
+    assert run_feddle("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "p.html", *exports).code == 0
     assert sorted(path.name for path in tmp_path.glob("*.csv")) == ["results-x-a.csv", "results-x-b.csv"]
     assert len(list(tmp_path.glob("results-x-[ab]-*.png"))) == 4
-    feddle("report", tmp_path / "a", "--export", "csv")
+    run_feddle("report", tmp_path / "a", "--export", "csv")
     assert (tmp_path / "a" / "results-x.csv").is_file()
 
 
@@ -575,21 +571,21 @@ def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:
     for method, accuracies in (("feddle", [0.6, 0.8]), ("fedbuff", [0.5, 0.7])):
         for seed, accuracy in enumerate(accuracies):
             make_run(tmp_path / "r" / f"{method}{seed}", method, [accuracy], config={"seed": seed})
-    shown = feddle("report", tmp_path / "r", "--out", tmp_path / "report.html")
-    assert shown.exit_code == 0, shown.exception
-    assert "70.0 ± 14.1" in shown.output
+    shown = run_feddle("report", tmp_path / "r", "--out", tmp_path / "report.html")
+    assert shown.code == 0, shown.err
+    assert "70.0 ± 14.1" in shown.out
     document = Document((tmp_path / "report.html").read_text())
     assert document.inside("h1") == ["feddle leads"]
     assert f"feddle run {tmp_path}/r/fedbuff1/config.yaml" in document.inside("code")
-    one = feddle("report", tmp_path / "r" / "feddle0", tmp_path / "r" / "fedbuff1", "--out", tmp_path / "one.html")
-    assert "±" not in one.output
+    one = run_feddle("report", tmp_path / "r" / "feddle0", tmp_path / "r" / "fedbuff1", "--out", tmp_path / "one.html")
+    assert "±" not in one.text
 
 
 def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
-    watched = feddle("report", grid.folder, "--watch", "--target", "70", "--export", "csv")
-    assert watched.exit_code == 0, watched.exception
-    assert "7 of 7 cells finished" in watched.output
+    watched = run_feddle("report", grid.folder, "--watch", "--target", "70", "--export", "csv")
+    assert watched.code == 0, watched.err
+    assert "7 of 7 cells finished" in watched.err
     html = (grid.folder / "report.html").read_text()
     assert "to 70.0%" in html
     assert 'http-equiv="refresh"' not in html  # the last page stays as it is
@@ -601,14 +597,14 @@ def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
 def test_a_browser_shows_a_grid_without_an_error_and_without_the_network(tmp_path: Path) -> None:
     html = grid_page([make_grid(tmp_path / "g", CURVES)])
     shown = in_browser(html, tmp_path / "page")
-    assert "Feddle-Id is best in 2 of 2 settings" in shown.stdout
-    assert "feddle-id, round 1" not in shown.stdout.lower()  # the script has run: it reads the values out itself
-    assert "CONSOLE" not in shown.stderr
+    assert "Feddle-Id is best in 2 of 2 settings" in shown.out
+    assert "feddle-id, round 1" not in shown.out.lower()  # the script has run: it reads the values out itself
+    assert "CONSOLE" not in shown.err
     fetching = html.replace("<main>", '<main><img src="http://example.com/x.png" alt="">')
-    assert "CONSOLE" in in_browser(fetching, tmp_path / "other").stderr  # which a fetch would have been seen by
+    assert "CONSOLE" in in_browser(fetching, tmp_path / "other").err  # which a fetch would have been seen by
 
 
-def in_browser(html: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def in_browser(html: str, folder: Path) -> Said:
     """A page in a browser that can look up no name; what it complains of is in stderr."""
     folder.mkdir()
     page = folder / "report.html"
@@ -617,7 +613,9 @@ def in_browser(html: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}"]
     command += ["--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    shown = run_process(*command)
+    assert shown.code == 0, shown.err
+    return shown
 
 
 # Other tools

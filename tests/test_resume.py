@@ -22,8 +22,8 @@ import yaml
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from command import FEDDLE, Said, run_feddle
 from feddle.cli.display import RunDisplay
-from feddle.cli.main import main
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.data.examples import FromDataset
@@ -68,22 +68,6 @@ def cut_after(rounds: int, folder: Path, method: str, /, **changes: Any) -> None
 
     with pytest.raises(CutError):
         run_config(small(method, **changes), folder, listener, quiet=True)
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
-    """The feddle command in this process: its exit code, what it said and what it complained of."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["feddle", *arguments])
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return call
 
 
 # --- the same bits
@@ -469,21 +453,19 @@ def test_what_cannot_go_on_is_refused_in_one_line(stopped: Path, reason: str) ->
     assert left == before, "nothing was changed"
 
 
-def test_the_commands_of_a_stopped_run(
-    stopped: Path, whole: Whole, command: Callable[..., tuple[int, str, str]]
-) -> None:
-    code, _, above = command("resume", str(stopped.parent))
-    assert (code, above.count("\n")) == (2, 1)
-    assert f"holds no run (no config.yaml); name one of those in it: {stopped}" in above
-    code, _, again = command("run", str(stopped / "config.yaml"), "--out", str(stopped))
-    assert (code, again.count("\n")) == (2, 1)
-    assert f"feddle resume {stopped}" in again
-    code, said, complaint = command("resume", str(stopped), "--quiet")
-    assert (code, complaint) == (0, "")
-    assert "Report: " in said
+def test_the_commands_of_a_stopped_run(stopped: Path, whole: Whole) -> None:
+    above = run_feddle("resume", stopped.parent)
+    assert (above.code, above.err.count("\n")) == (2, 1)
+    assert f"holds no run (no config.yaml); name one of those in it: {stopped}" in above.err
+    again = run_feddle("run", stopped / "config.yaml", "--out", stopped)
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert f"feddle resume {stopped}" in again.err
+    resumed = run_feddle("resume", stopped, "--quiet")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert "Report: " in resumed.out
     (stopped / "report.html").unlink()
     assert kept(stopped) == whole("feddle")
-    assert command("resume", str(stopped)) == (0, f"{stopped} is finished; there is nothing to resume\n", "")
+    assert run_feddle("resume", stopped) == Said(0, f"{stopped} is finished; there is nothing to resume\n", "")
 
 
 @linux
@@ -491,8 +473,7 @@ def test_two_processes_do_not_run_one_folder(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({**SMALL, "method": "fedavg", "rounds": 100_000, "workers": 2}))
     out = tmp_path / "run"
-    command = [sys.executable, "-c", "from feddle.cli.main import main; main()", "run", str(config), "-q"]
-    with subprocess.Popen([*command, "--out", str(out)]) as first:
+    with subprocess.Popen([*FEDDLE, "run", config, "-q", "--out", out]) as first:
         try:
             deadline = time.monotonic() + 60
             while not (out / "checkpoint" / MANIFEST).exists() and time.monotonic() < deadline:
@@ -529,15 +510,13 @@ def remount(disk: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", disk], check=True)
 
 
-def test_a_full_disk_then_a_read_only_one(
-    small_disk: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_a_full_disk_then_a_read_only_one(small_disk: Path, tmp_path: Path) -> None:
     config, out = small("feddle", rounds=12, options={"atlas_size": 40}), small_disk / "run"
     file = tmp_path / "config.yaml"  # each anchor takes 4 KB, so checkpoints grow
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     remedy = f"to go on once that is mended: feddle resume {out}"
     complaint = f"feddle: cannot write to {out}: No space left on device; {remedy}\n"
-    assert command("run", str(file), "-q", "--out", str(out)) == (2, "", complaint)
+    assert run_feddle("run", file, "-q", "--out", out) == Said(2, "", complaint)
     rounds = RunFolder(out).saved_rounds()
     assert 0 < rounds < 12
     assert not list(out.rglob("*.partial"))
@@ -606,7 +585,7 @@ def unavailable(*_: object) -> Path:
 
 
 def test_a_comparison_that_was_stopped_is_finished_by_one_command(
-    tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, out = tmp_path / "config.yaml", tmp_path / "all"
     config = small("fedbuff", checkpoint={"every": 3}, rounds=6)
@@ -622,27 +601,27 @@ def test_a_comparison_that_was_stopped_is_finished_by_one_command(
     with monkeypatch.context() as stopping:
         stopping.setattr(RunDisplay, "show", show)
         complaint = f"feddle: interrupted; what was done is in {out}; to go on: feddle resume {out}\n"
-        assert command(*asked, str(out)) == (130, "", complaint)
+        assert run_feddle(*asked, out) == Said(130, "", complaint)
         assert not (out / "fedasync").exists()
         assert not (out / "report.html").exists()
-        code, said, _ = command("resume", str(out), "-q")
-    assert code == 0
+        resumed = run_feddle("resume", out, "-q")
+    assert resumed.code == 0
     assert shown == [
         *(("fedavg", i) for i in range(1, 7)),
         *(("fedbuff", i) for i in range(1, 6)),
         *(("fedbuff", i) for i in range(4, 7)),
         *(("fedasync", i) for i in range(1, 7)),
     ], "what was finished is not run again"
-    assert all(name in said for name in ("fedavg", "fedbuff", "fedasync"))
+    assert all(name in resumed.out for name in ("fedavg", "fedbuff", "fedasync"))
     assert (out / "report.html").exists()
-    assert command(*asked, str(tmp_path / "whole"))[0] == 0
+    assert run_feddle(*asked, tmp_path / "whole").code == 0
     for name in ("fedavg", "fedbuff", "fedasync"):
         assert kept(out / name) == kept(tmp_path / "whole" / name)
-    assert command(*asked, str(out))[0] == 2
+    assert run_feddle(*asked, out).code == 2
     (out / "compare.yaml").write_text("fedavg: 3")
-    code, _, complaint = command("resume", str(out))
-    assert (code, complaint.count("\n")) == (2, 1)
-    assert "compare.yaml has been changed" in complaint
+    changed = run_feddle("resume", out)
+    assert (changed.code, changed.err.count("\n")) == (2, 1)
+    assert "compare.yaml has been changed" in changed.err
 
 
 # --- when and what is written

@@ -10,13 +10,12 @@ from typing import Any
 import dp_accounting
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import feddle
-from feddle.cli.main import app
+from command import run_feddle
 from feddle.clients.attacks import FlippedLabels, Mixed, RandomDirection, Scaled, draw_attackers
 from feddle.clients.private import PrivateWork
 from feddle.clients.work import Work
@@ -152,8 +151,8 @@ def test_a_refused_update_ends_its_job_in_a_simulation_and_is_counted(tmp_path: 
     run = run_config(config, tmp_path / "run", quiet=True)
     assert run.result["refused"]["too long"] > 0
     assert len(run.server.in_flight) == len(run.runtime.state.queue)
-    shown = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")])
-    assert f"fedbuff: updates refused: too long ({run.result['refused']['too long']})\n" in shown.output
+    shown = run_feddle("report", tmp_path / "run", "--out", tmp_path / "page.html")
+    assert f"fedbuff: updates refused: too long ({run.result['refused']['too long']})\n" in shown.out
     honest = run_config(tiny(rounds=16, method="fedbuff"), tmp_path / "honest", quiet=True)
     assert not honest.result["refused"]
 

@@ -3,6 +3,7 @@
 import io
 import pickle
 import re
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,10 @@ def _load_storage(content: bytes) -> Any:
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def _rebuild_tensor(*parts: Any) -> Tensor:
-    return torch._utils._rebuild_tensor_v2(*parts)  # type: ignore[no-untyped-call,no-any-return]
+def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the file format has typed storages, which are deprecated
+        return torch.empty(0, dtype=storage.dtype).set_(storage.untyped(), offset, size, stride)
 
 
 _GLOBALS = {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from feddle.core.errors import FeddleError
 from feddle.models.options import ModelOptions
 from feddle.options import Count
-from feddle.training.kernels.pooling import PooledReLU
+from feddle.training.kernels import pooled_relu
 
 
 class CnnOptions(ModelOptions):
@@ -59,7 +59,7 @@ class CNN(nn.Module):
             width, size = out, size if padding else size - 2
             pool = i < pools
             # the ReLU is the same after pooling as before it, at a quarter of the work
-            self.features.add_module(f"{place + 1}", PooledReLU() if pool else nn.ReLU(inplace=True))
+            self.features.add_module(f"{place + 1}", pooled_relu() if pool else nn.ReLU(inplace=True))
             size, place = (size // 2, place + 3) if pool else (size, place + 2)  # names as if pooling and ReLU were two
         if size < 1:
             raise FeddleError(f"{pools} poolings leave nothing of a {image_size}×{image_size} image; lower model.pools")

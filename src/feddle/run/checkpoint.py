@@ -17,6 +17,7 @@ from torch import Tensor
 
 from feddle.core.durable import sync_files, sync_folder, write_whole
 from feddle.core.errors import FeddleError
+from feddle.training.kernels import count_changes
 
 MANIFEST = "manifest.json"
 _MINUTE = 60.0
@@ -113,10 +114,10 @@ class Checkpoint:
 
     def _write_once(self, tensor: Tensor) -> str:
         known, changes, file = self._written.get(id(tensor), (None, 0, ""))
-        if known is not None and known() is tensor and changes == tensor._version:
+        if known is not None and known() is tensor and changes == count_changes(tensor):
             return file
         file = self._write({"tensor": tensor})
-        self._written[id(tensor)] = (weakref.ref(tensor), tensor._version, file)
+        self._written[id(tensor)] = (weakref.ref(tensor), count_changes(tensor), file)
         return file
 
     def _write(self, tensors: Mapping[str, Tensor]) -> str:

@@ -10,7 +10,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddle.core.batches import mini_batches
 from feddle.core.errors import FeddleError
@@ -19,9 +18,10 @@ from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, torch_generator
 from feddle.data.examples import Examples
 from feddle.options import Count, NonNegative, Positive, Strict
-from feddle.training.kernels.optimizers import SGD, Adam, Optimizer
+from feddle.training.kernels import Optimizer, make_optimizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Recipe(Strict):
@@ -44,8 +44,7 @@ class Recipe(Strict):
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """A fresh optimiser over the trainable parameters."""
         parameters = [p for p in model.parameters() if p.requires_grad]
-        make = Adam if self.optimizer == "adam" else SGD
-        return make(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return make_optimizer(self.optimizer, parameters, lr=self.lr, weight_decay=self.weight_decay)
 
     def arithmetic(self, device: torch.device) -> AbstractContextManager[object]:
         """What a forward pass runs in: bfloat16 is torch's autocast, the weights stay float32."""
@@ -70,7 +69,7 @@ def train(
     model.train()
     optimizer = optimizer or recipe.make_optimizer(model)
     generator = torch_generator(seed)
-    smallest = 2 if any(isinstance(m, _BatchNorm) for m in model.modules()) else 1
+    smallest = 2 if any(isinstance(m, _BATCH_NORMS) for m in model.modules()) else 1
     device = next(model.parameters()).device
     total, seen = 0.0, 0
     for _ in range(recipe.epochs):

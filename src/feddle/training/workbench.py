@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import global_seed
 from feddle.data.examples import Examples
-from feddle.training.kernels.optimizers import Optimizer
+from feddle.training.kernels import Optimizer
 from feddle.training.train import Loss, Recipe, train
 
 

@@ -1,1 +1,51 @@
-"""Faster pooling and optimisers than torch's own, with the same results."""
+"""Own kernels for pooling and optimisers: bit-identical to torch's and faster.
+
+Other packages use the functions below and never the modules behind them, and private names of torch appear nowhere
+else. `FEDDLE_KERNELS=off` in the environment selects torch's own modules and optimisers instead.
+"""
+
+import os
+from collections.abc import Iterable
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from feddle.core.errors import FeddleError
+from feddle.training.kernels.optimizers import SGD, Adam, Optimizer, TorchOptimizer
+
+__all__ = ["Optimizer", "count_changes", "make_optimizer", "own_kernels", "pooled_relu"]
+
+
+@cache
+def own_kernels() -> bool:
+    """Whether the own kernels are used: FEDDLE_KERNELS is `on` (the default) or `off`."""
+    switch = os.environ.get("FEDDLE_KERNELS", "on")
+    if switch not in ("on", "off"):
+        raise FeddleError(f"FEDDLE_KERNELS is on or off, got {switch!r}")
+    return switch == "on"
+
+
+def pooled_relu() -> nn.Module:
+    """A module that computes `ReLU(MaxPool2d(2)(x))`."""
+    if not own_kernels():
+        return nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True))
+    from feddle.training.kernels.pooling import PooledReLU  # compiles its functions
+
+    return PooledReLU()
+
+
+def make_optimizer(
+    name: Literal["adam", "sgd"], parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float
+) -> Optimizer:
+    """A new optimiser; Adam has its usual moments, and SGD no momentum."""
+    if own_kernels():
+        return (Adam if name == "adam" else SGD)(parameters, lr=lr, weight_decay=weight_decay)
+    make = torch.optim.Adam if name == "adam" else torch.optim.SGD
+    return TorchOptimizer(make(parameters, lr=lr, weight_decay=weight_decay, fused=True))
+
+
+def count_changes(tensor: Tensor) -> int:
+    """How often torch has changed the tensor in place; torch has no public name for this."""
+    return tensor._version

@@ -1,7 +1,7 @@
-"""Adam and SGD by torch's fused kernels.
+"""Adam and SGD with torch's fused kernels.
 
-The classes of `torch.optim` would do the same to the bit, but their first step imports torch's compiler: a second of
-every process's life that only L-BFGS needs (`search: lbfgs`, the surrogate head).
+The classes of `torch.optim` give bit-identical results, but their first step imports torch's compiler, which takes a
+second in every process. Only L-BFGS (`search: lbfgs`, the surrogate head) requires it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,16 +16,16 @@ _STATE = ("step", "exp_avg", "exp_avg_sq")  # torch.optim's names
 
 
 class Optimizer(Protocol):
-    """Moves parameters against their gradients; those without a gradient stay."""
+    """Moves parameters against their gradients; parameters without a gradient do not move."""
 
     def step(self) -> None:
         """Take one step."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What goes on from one step to the next."""
+        """The state that is carried from one step to the next."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
 
 
 class Adam:
@@ -70,16 +70,11 @@ class Adam:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """See `Optimizer`."""
-        self._state = {}
-        for i, parameter in enumerate(self.parameters):
-            if f"{i}.{_STATE[0]}" in state:
-                step, mean, square = (state[f"{i}.{name}"] for name in _STATE)
-                like = torch.empty_like(parameter)  # in the parameter's memory format, which the kernel relies on
-                self._state[i] = step.clone().to(like.device), like.copy_(mean), torch.empty_like(like).copy_(square)
+        self._state = _read_state(self.parameters, state)
 
 
 class SGD:
-    """Plain gradient descent on each batch; weight decay is added to the gradient."""
+    """Gradient descent without momentum; weight decay is added to the gradient."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> None:
         self.parameters = list(parameters)
@@ -104,15 +99,50 @@ class SGD:
             )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Nothing goes on."""
+        """SGD has no state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """See `Optimizer`."""
 
 
+class TorchOptimizer:
+    """An optimiser of `torch.optim` whose state is that of `Adam` or `SGD`, so a run can continue with either."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        """See `Optimizer`."""
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """See `Optimizer`."""
+        kept = self.optimizer.state_dict()["state"].items()
+        return {f"{i}.{name}": state[name].clone() for i, state in kept for name in _STATE if name in state}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """See `Optimizer`."""
+        read = _read_state(self.optimizer.param_groups[0]["params"], state)
+        kept = {i: dict(zip(_STATE, tensors, strict=True)) for i, tensors in read.items()}
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": kept})
+
+
+def _read_state(
+    parameters: Iterable[nn.Parameter], state: Mapping[str, Tensor]
+) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+    """Adam's saved state by the number of the parameter, copied."""
+    read = {}
+    for i, parameter in enumerate(parameters):
+        if f"{i}.{_STATE[0]}" in state:
+            step, mean, square = (state[f"{i}.{name}"] for name in _STATE)
+            like = torch.empty_like(parameter)  # in the parameter's memory format, which the kernel relies on
+            read[i] = step.clone().to(like.device), like.copy_(mean), torch.empty_like(like).copy_(square)
+    return read
+
+
 def _reached(parameters: list[nn.Parameter]) -> Iterable[tuple[list[int], list[Tensor], list[Tensor]]]:
-    """The parameters with a gradient, their places and gradients; a fused kernel takes those of one type at a time."""
+    """Indices, parameters and gradients of the parameters that have a gradient; one group per type, for the kernels."""
     groups: dict[torch.dtype, tuple[list[int], list[Tensor], list[Tensor]]] = {}
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:

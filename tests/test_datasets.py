@@ -20,6 +20,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,13 @@ def chest_spec(folder: Path, *sources: Origin) -> FetchedData:
     """A data set whose hash is that of the files in this folder."""
     train, test = jpeg_files(folder, CHEST)
     base = spec_of(*sources, sha256=jpegs_hash(train + test))
-    return replace(base, contents=CHEST, reader=decode_jpegs, archive="tiny.whl", jpeg=True)
+    return replace(
+        base,
+        contents=CHEST,
+        reader=decode_jpegs,
+        archive="tiny.whl",
+        jpegs=lambda files: chain(*jpeg_files(files, CHEST)),
+    )
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:

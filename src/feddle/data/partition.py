@@ -55,7 +55,7 @@ class Even(Strict):
 
 
 class Natural(Strict):
-    """Every client has what is its own, by what the data says; `clients.count` are drawn if there are more."""
+    """Every client has the images that the data assigns to it; `clients.count` clients are drawn if there are more."""
 
     name: Literal["natural"] = "natural"
 

@@ -112,7 +112,7 @@ def _checkpoint(*names: str) -> Callable[[Path], Tensors]:
 def _dinov2(folder: Path) -> Tensors:
     """The backbone in the ONNX file, under the names of Hugging Face's Dinov2Model.
 
-    Exporting split the position embeddings in two; what is left over is a decoder that finds salient regions.
+    Exporting split the position embeddings in two. The rest of the file is a decoder that finds salient regions.
     """
     weights = read_weights(find_file(folder, "vit_s_focus.onnx"))
     backbone = {n.removeprefix("backbone."): t for n, t in weights.items() if n.startswith("backbone.")}
@@ -132,7 +132,7 @@ WEIGHTS = (
         title="ResNet-18, ImageNet-1k, torchvision's first weights",
         sha256="3a273af88591c62c1b66e357808b622bc5b048bda28351008e02fe68ce0b02ae",
         megabytes=45,
-        # the file was written anew once, with the same numbers
+        # the file was rewritten once, with the same numbers
         reader=_checkpoint(
             "resnet18-f37072fd.pth", "resnet18-5c106cde.pth", "2025_resnet_imagenet_1k_pretrained_state_dict.pkl"
         ),

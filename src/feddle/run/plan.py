@@ -45,7 +45,7 @@ class Delays(Strict):
 
     sigma: NonNegative = Field(5.0, description="σ of ⌊|Normal(0, σ)|⌋; 0: every update is back in its own round")
     per: Literal["client", "job"] = Field(
-        "client", description="`client`: slow clients stay slow; `job`: drawn anew each time"
+        "client", description="`client`: slow clients stay slow; `job`: drawn again for each job"
     )
 
 
@@ -91,7 +91,7 @@ class Plan(Strict):
 
 
 class Checkpoints(Strict):
-    """What a stopped run can go on from (`feddle resume`)."""
+    """Checkpoints from which a stopped run continues (`feddle resume`)."""
 
     every: int | None = Field(
         None,

@@ -20,12 +20,14 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.progress import Progress
 
 from command import PYTHON, Said, run_process
 from feddle.core.errors import FeddleError
@@ -34,7 +36,7 @@ from feddle.data.datasets import FetchedData
 from feddle.data.fetch import fetching, registries
 from feddle.data.fetch.fetching import tensors_hash
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Origin, Package
-from feddle.data.fetch.progress import ByteBar, Teller
+from feddle.data.fetch.progress import Teller
 from feddle.data.readers.cifar import decode_cifar
 from feddle.data.readers.digits import decode_digits
 from feddle.data.readers.files import Arrays, Contents, Unusable
@@ -173,7 +175,13 @@ def chest_spec(folder: Path, *sources: Origin) -> FetchedData:
     """A data set whose hash is that of the files in this folder."""
     train, test = jpeg_files(folder, CHEST)
     base = spec_of(*sources, sha256=jpegs_hash(train + test))
-    return replace(base, contents=CHEST, reader=decode_jpegs, archive="tiny.whl", jpeg=True)
+    return replace(
+        base,
+        contents=CHEST,
+        reader=decode_jpegs,
+        archive="tiny.whl",
+        jpegs=lambda files: chain(*jpeg_files(files, CHEST)),
+    )
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
@@ -784,16 +792,23 @@ class Terminal(io.StringIO):
 
 
 def test_on_a_terminal_bytes_are_counted(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    seen: list[tuple[float | None, float]] = []
+    stop = Progress.stop
+
+    def watched_stop(bar: Progress) -> None:
+        seen.extend((task.total, task.completed) for task in bar.tasks)
+        stop(bar)
+
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr(ByteBar, "close", lambda bar: seen.append((bar.total, bar.done)))
+    monkeypatch.setattr(Progress, "stop", watched_stop)
     obtain(spec_of(site.source()), tmp_path, None, Teller(quiet=False))
     assert seen == [(len(content), len(content)) for content in site.files.values()]
 
 
-def test_off_a_terminal_there_is_no_bar() -> None:
-    with Teller(quiet=False).counting("a file") as bar:
-        assert bar is None
+def test_off_a_terminal_there_is_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with Teller(quiet=False).counting("a file", 3) as advance:
+        advance(3)
+    assert capsys.readouterr().err == ""
 
 
 # --- the public names

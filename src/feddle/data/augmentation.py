@@ -14,7 +14,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """Each image (n, C, H, W) shifted by up to an eighth of its size in both directions, and mirrored half of the time.
 
-    The same as cropping it at random from one whose edges were repeated all around. The result is in channels_last.
+    This equals a random crop of the image with its edges repeated on all sides. The result is in channels_last.
     """
     n, _, height, width = images.shape
     rows = _shifted(n, height, generator)
@@ -29,7 +29,7 @@ def crop_flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _shifted(n: int, size: int, generator: torch.Generator) -> Tensor:
-    """For each of n images, which line comes where (n, size)."""
+    """For each of n images, the source line of every line (n, size)."""
     most = size // 8
     shift = torch.randint(-most, most + 1, (n, 1), generator=generator)
     return (torch.arange(size) + shift).clamp_(0, size - 1)
@@ -37,7 +37,7 @@ def _shifted(n: int, size: int, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Augmented:
-    """The examples of one job, changed anew each time that they are taken; so in a job's own order only."""
+    """The examples of one job, changed again at every access; so they must be taken in the job's own order."""
 
     examples: Examples
     augment: Augment

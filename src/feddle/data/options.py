@@ -27,7 +27,7 @@ def _require_place(name: str | None, path: str | None, folder: str | None) -> No
 
 
 class ServerData(Strict):
-    """What the server holds."""
+    """The server's data."""
 
     name: str | None = Field(
         None, description="another data set (out-of-domain: its training images); by default the clients' own"
@@ -44,7 +44,9 @@ class ServerData(Strict):
         "rest measures accuracy; by default 1000 or half of a smaller test set, or all training images of another data "
         "set",
     )
-    samples_per_round: Count = Field(2000, description="of these, how many a round uses at most, drawn anew each time")
+    samples_per_round: Count = Field(
+        2000, description="number of these that a round uses at most, drawn again each round"
+    )
     label_noise: Share = Field(0.0, description="share of the server's labels replaced by another class")
 
     @model_validator(mode="after")

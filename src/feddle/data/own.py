@@ -19,7 +19,7 @@ from feddle.data.readers.npz import read_npz
 @final
 @dataclass(frozen=True)
 class Own:
-    """A `Source` of your own data, as an index where it is image files."""
+    """A `Source` of your own data; image files stay on disk until they are used."""
 
     name: Kind
     place: Path

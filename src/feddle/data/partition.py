@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator
-from feddle.data.collection import Collection, Labelled
+from feddle.data.collection import Collection, Labelled, drawn_split
 from feddle.options import Positive, Strict, choice
 
 
@@ -55,7 +55,7 @@ class Even(Strict):
 
 
 class Natural(Strict):
-    """Every client has what is its own, by what the data says; `clients.count` are drawn if there are more."""
+    """Every client has the images that the data assigns to it; `clients.count` clients are drawn if there are more."""
 
     name: Literal["natural"] = "natural"
 
@@ -126,8 +126,7 @@ def server_split(count: int, server: int, seed: int) -> tuple[Tensor, Tensor]:
         raise FeddleError(
             f"data.server.samples must leave some of the {count} test images for measuring accuracy, got {server}"
         )
-    order = torch.from_numpy(numpy_generator(seed).permutation(count))
-    return order[:server].sort().values, order[server:].sort().values
+    return drawn_split(count, server, seed)
 
 
 def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> Tensor:

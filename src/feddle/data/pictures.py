@@ -1,4 +1,4 @@
-"""Image files: an index in memory, decoded when used, and kept from then on as far as memory is given for it."""
+"""Image files: an index in memory. Images are decoded when used, and kept as long as the memory limit allows."""
 
 import io
 import mmap
@@ -42,7 +42,7 @@ class Files:
         return Files(self.root, self.names[index.numpy()])
 
     def path(self, index: int) -> Path:
-        """Where one of them is."""
+        """The path of one of them."""
         return self.root / os.fsdecode(self.names[index])
 
     def decode(self, index: int, size: int, channels: int) -> Tensor:
@@ -51,7 +51,7 @@ class Files:
         return decode_picture(path, size, channels, str(path))
 
     def require(self) -> None:
-        """Refuse names without a file, before a run rather than in the midst of it."""
+        """Refuse names without a file before a run starts."""
         root = os.fsencode(self.root)
         missing = [i for i, name in enumerate(self.names) if not os.path.isfile(os.path.join(root, name))]  # noqa: PTH113, PTH118
         if missing:
@@ -60,7 +60,7 @@ class Files:
 
 
 def require_pillow(name: str) -> None:
-    """Say before anything is read that image files need Pillow."""
+    """Raise an error if Pillow is not installed."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
@@ -76,7 +76,7 @@ def decode_picture(source: Path | io.BytesIO, size: int, channels: int, name: st
             if image.mode[0] in "IF":
                 raise FeddleError(f"the image {name} has more than 8 bits a channel; save it with 8")
             mode = "L" if channels == 1 else "RGB"
-            image.draft(mode, (2 * size, 2 * size))  # a JPEG is decoded no larger than is of use
+            image.draft(mode, (2 * size, 2 * size))  # decodes a JPEG no larger than needed
             shown = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
             pixels = torch.from_numpy(np.array(shown))
     except FeddleError:
@@ -117,7 +117,7 @@ class Memory:
 
 
 def _shared(size: int) -> Tensor:
-    if not size:  # no pages can be had for nothing
+    if not size:  # mmap refuses a size of 0
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 

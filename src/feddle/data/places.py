@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-import pooch
+import platformdirs
 
 from feddle.core.errors import FeddleError
 
@@ -11,7 +11,7 @@ from feddle.core.errors import FeddleError
 def cache_folder() -> Path:
     """Where data sets are kept: $FEDDLE_DATA, or else the user's cache folder."""
     named = os.environ.get("FEDDLE_DATA")
-    return expanded(Path(named)) if named else Path(pooch.os_cache("feddle"))
+    return expanded(Path(named)) if named else Path(platformdirs.user_cache_dir("feddle"))
 
 
 def expanded(path: Path) -> Path:

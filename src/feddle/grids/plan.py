@@ -91,7 +91,7 @@ def _substitute(cell: Cell, guide: str | None) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """Over all that a config says of what is computed: the same for every seed and number of workers."""
+    """SHA-256 of the config without its seed, number of workers and checkpoints."""
     tree = {key: value for key, value in config.model_dump(mode="json").items() if key not in _HOW}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 

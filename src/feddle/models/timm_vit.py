@@ -1,4 +1,4 @@
-"""A plain ViT's checkpoint in timm's layout, told in the names that Hugging Face publishes ViT under."""
+"""A plain ViT's checkpoint in timm's layout, renamed to Hugging Face's names."""
 
 from collections.abc import Mapping
 from math import isqrt
@@ -30,7 +30,7 @@ def is_timm(settings: Mapping[str, Any]) -> bool:
 
 
 def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What transformers' ViTConfig has to be told, read off the weights."""
+    """The arguments of transformers' ViTConfig, read from the shapes of the weights."""
     try:
         width, channels, patch, _ = state["patch_embed.proj.weight"].shape
         side = isqrt(state["pos_embed"].shape[1] - 1)
@@ -51,7 +51,7 @@ def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
 
 
 def state_from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights but for the head; a tensor that a plain ViT does not have is refused."""
+    """The weights except the head's; a tensor that a plain ViT does not have is refused."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name.startswith("head."):

@@ -97,9 +97,9 @@ def load_classifier(
     """
     transformers = _import("transformers")
     settings = _read_config(folder)
-    with _silent(transformers), _telling(folder):
-        model, told = _load(transformers, folder, settings, classes)
-    fresh = _check(model, told, folder)
+    with _silent(transformers), _one_line_errors(folder):
+        model, loading = _load(transformers, folder, settings, classes)
+    fresh = _check(model, loading, folder)
     if adapters is not None:
         _add_adapters(model, adapters, fresh, folder)
     if type(model.config) not in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
@@ -113,29 +113,29 @@ def load_classifier(
 
 
 def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes: int) -> tuple[Any, Any]:
-    """A transformers classifier with the folder's weights and a fresh head; and what is to be told of the loading."""
+    """A transformers classifier with the folder's weights and a fresh head; and transformers' report on the loading."""
     if is_timm(settings):
         state = read_checkpoint(folder / "model.safetensors")
         config = transformers.ViTConfig(**config_of_timm(state, settings), num_labels=classes)
-        model, told = _from_pretrained(transformers.ViTForImageClassification, None, config, state_from_timm(state))
+        model, loading = _from_pretrained(transformers.ViTForImageClassification, None, config, state_from_timm(state))
     else:
         config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL, num_labels=classes)
         images = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
         kind = "ImageClassification" if images else "SequenceClassification"
-        model, told = _from_pretrained(getattr(transformers, f"AutoModelFor{kind}"), folder, config, None)
+        model, loading = _from_pretrained(getattr(transformers, f"AutoModelFor{kind}"), folder, config, None)
     for _, module in _outside_base(model):  # a head that came with the weights is of another task
         model._init_weights(module)
-    return model, told
+    return model, loading
 
 
-def _check(model: Any, told: Mapping[str, Any], folder: Path) -> set[str]:
-    """Refuse weights that do not fit; the names of those in the base that were not there and may be so: a pooler's."""
+def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
+    """Refuse weights that do not fit; the names of missing weights that are allowed: a pooler's."""
     base = f"{model.base_model_prefix}."
     if not any(name.startswith(base) for name, _ in model.named_parameters()):
-        raise FeddleError(f"the model in {folder} cannot be told from its head: it has no part called {base[:-1]}")
-    missing = {n for n in _names(told, "missing_keys") if n.startswith(base) and not n.endswith(_UNUSED)}
+        raise FeddleError(f"the model in {folder} cannot be separated from its head: it has no part called {base[:-1]}")
+    missing = {n for n in _names(loading, "missing_keys") if n.startswith(base) and not n.endswith(_UNUSED)}
     fresh = {n for n in missing if ".pooler." in n}
-    wrong = sorted((missing - fresh) | {n for n in _names(told, "mismatched_keys") if n.startswith(base)})
+    wrong = sorted((missing - fresh) | {n for n in _names(loading, "mismatched_keys") if n.startswith(base)})
     if wrong:
         raise FeddleError(
             f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or has another shape"
@@ -155,7 +155,7 @@ def _from_pretrained(
         folder,
         config=config,
         state_dict=state,
-        ignore_mismatched_sizes=True,  # of the head; the rest is checked by who calls
+        ignore_mismatched_sizes=True,  # of the head; `_check` checks the rest
         output_loading_info=True,
         dtype=torch.float32,
         use_safetensors=True,  # never a pickle
@@ -164,7 +164,7 @@ def _from_pretrained(
 
 
 def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path) -> None:
-    """Freeze the model, put adapters into it, and leave the head trainable, with what the weights did not hold."""
+    """Freeze the model and add adapters; the head and weights that were missing stay trainable."""
     peft = _import("peft")
     targets = adapters.target_modules if adapters.target_modules is not None else _query_and_value(model, folder)
     # the head is trained itself
@@ -199,11 +199,11 @@ def _query_and_value(model: nn.Module, folder: Path) -> list[str]:
 
 
 def _mean_and_deviation(folder: Path, settings: Mapping[str, Any]) -> tuple[Sequence[float], Sequence[float]]:
-    """Of the images that the weights were trained on; as ViT's, if the folder does not say."""
-    told = settings.get("pretrained_cfg", settings)
+    """The statistics of the images that the weights were trained on; ViT's if the folder has none."""
+    found = settings.get("pretrained_cfg", settings)
     if (folder / "preprocessor_config.json").is_file():
-        told = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
-    mean, deviation = told.get("image_mean", told.get("mean")), told.get("image_std", told.get("std"))
+        found = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    mean, deviation = found.get("image_mean", found.get("mean")), found.get("image_std", found.get("std"))
     return mean or _HALVES, deviation or _HALVES
 
 
@@ -222,8 +222,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _names(told: Mapping[str, Any], which: str) -> set[str]:
-    return {entry if isinstance(entry, str) else str(entry[0]) for entry in told[which]}
+def _names(loading: Mapping[str, Any], which: str) -> set[str]:
+    return {entry if isinstance(entry, str) else str(entry[0]) for entry in loading[which]}
 
 
 def _import(name: str) -> Any:
@@ -234,8 +234,8 @@ def _import(name: str) -> Any:
 
 
 @contextmanager
-def _telling(folder: Path) -> Iterator[None]:
-    """Whatever the library finds wrong with a folder, in one line."""
+def _one_line_errors(folder: Path) -> Iterator[None]:
+    """Turn any error of the library about a folder into one line."""
     try:
         yield
     except FeddleError:

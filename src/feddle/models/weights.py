@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 import torch
 
 from feddle.core.errors import FeddleError, did_you_mean
-from feddle.data.fetch.fetching import Fetched, Tensors, check_hash, tensors_hash
+from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.hashes import place_hash
 from feddle.data.fetch.origins import Official, Package
 from feddle.data.places import cache_folder
@@ -27,6 +27,7 @@ class FetchedWeights(Fetched):
     """A `Source` of weights that feddle fetches; `sha256` is over the floating-point tensors, sorted by name."""
 
     folder_option: ClassVar = "model.folder"
+    metadata: ClassVar = {"format": "pt"}  # transformers looks for it
 
     reader: Callable[[Path], Tensors]
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)  # from which transformers builds the model
@@ -54,27 +55,13 @@ class FetchedWeights(Fetched):
                 config.write_text(text, encoding="utf-8")
         return tensors
 
-    def require(self) -> None:
-        """See `Fetched`: torch decodes all of them."""
-
     def order(self, names: Iterable[str]) -> Sequence[str]:
         """See `Fetched`."""
         return sorted(names)
 
-    def decode(self, files: Path) -> Tensors:
+    def unpack(self, files: Path) -> Tensors:
         """See `Fetched`. Counters of batches are left out: older files have none."""
-        found = {name: tensor for name, tensor in self.reader(files).items() if tensor.is_floating_point()}
-        tensors = {name: found[name].detach().contiguous() for name in self.order(found)}
-        check_hash(tensors_hash(tensors), self.sha256)
-        return tensors
-
-    def label(self, tensors: Tensors) -> dict[str, str]:  # noqa: ARG002 - an argument of `Fetched`
-        """See `Fetched`: what transformers looks for."""
-        return {"format": "pt"}
-
-    def is_whole(self, tensors: Tensors, label: dict[str, str] | None) -> bool:  # noqa: ARG002 - as above
-        """See `Fetched`."""
-        return tensors_hash(tensors) == self.sha256
+        return {name: tensor for name, tensor in self.reader(files).items() if tensor.is_floating_point()}
 
 
 @final
@@ -124,7 +111,7 @@ def _checkpoint(*names: str) -> Callable[[Path], Tensors]:
 def _dinov2(folder: Path) -> Tensors:
     """The backbone in the ONNX file, under the names of Hugging Face's Dinov2Model.
 
-    Exporting split the position embeddings in two; what is left over is a decoder that finds salient regions.
+    Exporting split the position embeddings in two. The rest of the file is a decoder that finds salient regions.
     """
     weights = read_weights(find_file(folder, "vit_s_focus.onnx"))
     backbone = {n.removeprefix("backbone."): t for n, t in weights.items() if n.startswith("backbone.")}
@@ -144,7 +131,7 @@ WEIGHTS = (
         title="ResNet-18, ImageNet-1k, torchvision's first weights",
         sha256="3a273af88591c62c1b66e357808b622bc5b048bda28351008e02fe68ce0b02ae",
         megabytes=45,
-        # the file was written anew once, with the same numbers
+        # the file was rewritten once, with the same numbers
         reader=_checkpoint(
             "resnet18-f37072fd.pth", "resnet18-5c106cde.pth", "2025_resnet_imagenet_1k_pretrained_state_dict.pkl"
         ),

@@ -72,7 +72,7 @@ class SimulationPlan(Plan):
 
 
 class Checkpoints(Strict):
-    """What a stopped run continues from (`feddle resume`)."""
+    """Checkpoints from which a stopped run continues (`feddle resume`)."""
 
     every: int | None = Field(
         None,

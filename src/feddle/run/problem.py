@@ -34,7 +34,7 @@ class Federation:
     server_classes: int | None = None  # of the server's labels, if they are not the clients'
     samples_per_round: int | None = None  # how many of the server's examples a round uses at most
     witness: Examples | None = None  # in-domain examples that only diagnostics look at
-    augment: Augment | None = None  # how clients change their training inputs, anew each time
+    augment: Augment | None = None  # random changes of clients' training inputs
     digest: str | None = None  # of labels and partition, to notice other data when a stopped run continues
 
 
@@ -128,7 +128,7 @@ def _drawn(rows: Labelled, config: Config, collection: Collection) -> Examples:
             f"data.server.samples must be from 1 to the {count} images of {collection.name}, got {samples}"
         )
     share = torch.from_numpy(numpy_generator(seed_for(config.seed, "server split")).permutation(count)[:samples])
-    if not isinstance(rows.images, Tensor):  # so that what is kept of them is of those that are used
+    if not isinstance(rows.images, Tensor):  # so that only images in use are kept in memory
         rows, share = rows.select(share), torch.arange(samples)
     examples = build_examples(rows, rows.labels, data, collection.name, lazily=True)
     return _server_share(examples, share, config, collection.classes)

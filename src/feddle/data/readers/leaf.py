@@ -119,7 +119,7 @@ def _files(place: Path) -> list[tuple[bool, Path]]:
 
 
 def _people(path: Path) -> Iterator[tuple[str, list[Any], list[int]]]:
-    """Each user of a file with its images and labels, checked against the counts that the file tells."""
+    """Each user of a file with its images and labels, checked against the counts in the file."""
     try:
         content = json.loads(path.read_bytes())
         counts = zip(content["users"], content["num_samples"], strict=True)

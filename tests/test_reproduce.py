@@ -18,12 +18,13 @@ from feddle.cli.main import app
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.data.datasets import catalogue
-from feddle.grids.cells import Ended, Task, read_record, run_task
+from feddle.grids.cells import Ended, Task, conflict, run_task
 from feddle.grids.cost import measure
 from feddle.grids.estimate import core_seconds
 from feddle.grids.grid import chosen, load_grid, names, paper, words
 from feddle.grids.plan import config_hash, plan
 from feddle.grids.runner import keep, open_folder, run_tasks
+from feddle.records import read_cell
 from feddle.report.belonging import warnings
 from feddle.report.export import export
 from feddle.report.grid_page import grid_page
@@ -213,7 +214,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     again = reproduce(out)
     assert again.exit_code == 0
     assert {path: path.read_bytes() for path in runs} == before
-    record = read_record(runs[0].parent)
+    record = read_cell(runs[0].parent)
     digits = next(entry for entry in catalogue() if entry.name == "digits")
     assert record["data"] == {"digits": digits.sha256}
     held = json.loads((out / "grid.json").read_text())["cells"]
@@ -228,14 +229,13 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     assert reproduce(out).exit_code == 0
     assert json.loads(runs[0].read_bytes())["accuracy"] == accuracy
     other = reproduce(out, rounds=6)
-    assert "finished with another config" in other.output
-    assert "Made with another config than the grid’s" in other.output
-    assert "rounds=4" in other.output  # what the results were really run with
+    assert "not run, since its folder holds runs with another config" in other.output
+    assert "rounds=4" in other.output  # the page still describes the runs that are there
     assert "rounds=6" not in other.output
     one_more = reproduce(out, "--seeds", "1", rounds=6)
-    assert "seed 1: not run, since the cell's other seeds have another config" in one_more.output
+    assert "not run, since its folder holds runs with another config" in one_more.output
     assert sorted(out.glob("**/result.json")) == runs
-    broken = reproduce(out, **{"data.name": "celeba"})  # cells that cannot be had now, but were
+    broken = reproduce(out, **{"data.name": "celeba"})  # the cells are not available now, but were
     assert "left out, 2 cells" in broken.output
     assert "left out because" not in broken.output
     same = reproduce(out)
@@ -260,7 +260,7 @@ def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert display.begun == [half.label]
     lines = [(task.folder / "history.jsonl").read_text() for task in (whole, half)]
     assert lines[0] == lines[1]
-    assert "resumed_by" not in read_record(half.folder)
+    assert read_cell(half.folder)["source"] == source_digest()
 
 
 def test_what_a_stopped_cell_had_come_to_is_not_shown_when_it_goes_on(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_what_a_stopped_cell_had_come_to_is_not_shown_when_it_goes_on(tmp_path: 
     assert [status for _, status in shown] == ["not ended, round 1"]
 
 
-def test_another_source_that_goes_on_with_a_cell_is_noted(tmp_path: Path) -> None:
+def test_the_record_of_a_resumed_cell_names_every_source(tmp_path: Path) -> None:
     task = task_in(tmp_path / "a", checkpoint={"every": 1})
 
     def stop(_: Any) -> None:
@@ -292,23 +292,22 @@ def test_another_source_that_goes_on_with_a_cell_is_noted(tmp_path: Path) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         run_task(task, stop)
-    record = {**read_record(task.folder), "source": "0" * 64}
+    record = {**read_cell(task.folder), "source": "0" * 64}
     (task.folder / "cell.json").write_text(json.dumps(record))
     assert run_task(task, lambda _: None).reason == ""
-    assert read_record(task.folder) == {**record, "resumed_by": [source_digest()]}
-    run_task(task, lambda _: None)  # finished: nobody goes on with it
-    assert read_record(task.folder)["resumed_by"] == [source_digest()]
+    assert read_cell(task.folder) == {**record, "source": f"{'0' * 64} {source_digest()}"}
+    (task.folder / "cell.json").write_text(json.dumps(record))
+    run_task(task, lambda _: None)  # finished: this process computes nothing
+    assert read_cell(task.folder)["source"] == "0" * 64
 
 
-def test_a_cell_that_was_stopped_before_its_record_is_not_taken_for_another(tmp_path: Path) -> None:
-    cell = load_grid(CNN, quick=True).cells[0]
-    planned = plan(cell, ["data.name=digits", "data.image_size=28", "data.channels=1"])
-    assert planned.config is not None
-    other = planned.config.model_copy(update={"rounds": planned.config.rounds + 1})
-    RunFolder(tmp_path / "run").path.mkdir()
-    RunFolder(tmp_path / "run").begin(other)
-    task = Task(cell.name, 0, tmp_path / "run", planned.config)
-    assert "was begun with another config" in run_task(task, lambda _: None).reason
+def test_a_cell_with_another_config_is_never_continued(tmp_path: Path) -> None:
+    stopped = task_in(tmp_path / "cell" / "seed0")
+    stopped.folder.mkdir(parents=True)
+    RunFolder(stopped.folder).begin(stopped.config)  # stopped before its record was written
+    assert conflict(tmp_path / "cell", stopped.config) == ""
+    assert conflict(tmp_path / "cell", tiny(workers=0, seed=1)) == ""
+    assert conflict(tmp_path / "cell", tiny(workers=0, rounds=9)) == "config"
 
 
 def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path: Path) -> None:
@@ -320,24 +319,20 @@ def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path
     assert failed[broken.label].begun
 
 
-def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
-    task = task_in(tmp_path / "a", checkpoint={"every": 1})
-
-    def stop(_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_task(task, stop)
-    record = {**read_record(task.folder), "data": {"digits": "0" * 64}}
+def test_a_cell_with_other_data_is_never_continued(tmp_path: Path) -> None:
+    task = task_in(tmp_path / "cell" / "seed0")
+    run_task(task, lambda _: None)
+    assert conflict(tmp_path / "cell", task.config) == ""
+    record = {**read_cell(task.folder), "data": {"digits": "0" * 64}}
     (task.folder / "cell.json").write_text(json.dumps(record))
-    assert "begun with another data" in run_task(task, lambda _: None).reason
+    assert conflict(tmp_path / "cell", task.config) == "data"
 
 
 def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None:
     task = Task("a", 0, tmp_path / "a", tiny(workers=0, delays={"sigma": 0}, method="fedavg"), waits=8.0)
     asked: list[list[int]] = []
     run_task(task, lambda line: asked.append(line["staleness"]))
-    clock = read_record(task.folder)["clock"]
+    clock = read_cell(task.folder)["clock"]
     delays = Delays(8.0, "client", 0)
     slowest = max(delays(Job(client, 0, 0)) for client in range(20))
     lengths = [b - a for a, b in zip([0, *clock], clock, strict=False)]

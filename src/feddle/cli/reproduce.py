@@ -129,14 +129,14 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     runner.open_folder(out, grid, quick=order.quick)
     command = shlex.join(["feddle", *sys.argv[1:]])
     planned = _fetched(_planned(picked, order), quiet=order.quiet)
+    planned, conflicts = runner.without_conflicts(planned, out)
     count = len(order.seeds) * sum(each.config is not None for each in planned)
     jobs = min(order.jobs or runner.cores(), max(count, 1))
     spare = runner.cores() // jobs
-    wanted = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
-    tasks, strange = runner.without_strangers(wanted)
+    tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
     runner.keep(out, grid, planned, quick=order.quick, command=command)
     _tell_left_out(planned)
-    for text in (*runner.mixed(tasks), *strange):
+    for text in conflicts:
         click.echo(text, err=True)
     waiting = [task for task in tasks if not is_done(task)]
     failed: dict[str, Ended] = {}

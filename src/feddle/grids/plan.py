@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
@@ -14,6 +14,7 @@ from feddle.data.places import expanded
 from feddle.grids.grid import Cell
 from feddle.models import options as architectures
 from feddle.models import weights
+from feddle.records import CellEntry
 from feddle.run.load import parse_config
 from feddle.run.models import kept_folder, local_folder
 from feddle.run.plan import Config
@@ -150,13 +151,13 @@ def title(name: str) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """Over all that a config says of what is computed: the same for every seed and number of workers."""
+    """The SHA-256 of a config without seed, workers and checkpoints, which do not change what is computed."""
     tree = {key: value for key, value in config.model_dump(mode="json").items() if key not in _HOW}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def described(planned: Planned) -> Mapping[str, Any]:
-    """A planned cell for the grid's own record."""
+def described(planned: Planned) -> CellEntry:
+    """A planned cell as an entry of the grid's record."""
     cell = planned.cell
     return {
         "name": cell.name,

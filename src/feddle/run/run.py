@@ -18,6 +18,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.privacy import epsilon
 from feddle.methods.strategy import Strategy, above, below
+from feddle.records import HistoryLine, PrivacySpent, Result, best
 from feddle.run.build import Parts, build_strategy
 from feddle.run.clients import build_work
 from feddle.run.diagnostics import Diagnostics
@@ -121,7 +122,7 @@ class Course:
         before = self.history[-1] if self.history else {"bytes_up": 0, "bytes_down": 0}
         size = self.server.model.num_bytes
         number = self.server.version
-        line: Line = {
+        counted: HistoryLine = {
             "round": number,
             "version": self.server.version,
             "arrivals": len(happened.arrivals),
@@ -129,16 +130,15 @@ class Course:
             "bytes_up": before["bytes_up"] + happened.returned * size,
             "bytes_down": before["bytes_down"] + happened.dispatched * size,
             "loss": fmean(losses) if losses else None,
-            **self.server.strategy.notes,
-            **happened.notes,
         }
+        line: Line = {**counted, **self.server.strategy.notes, **happened.notes}
         if self.diagnostics is not None and number % self.diagnostics.every == 0:
             line |= self.diagnostics.look(number, self.server.model, happened.arrivals)
         if number % self.plan.evaluation.every == 0 or number == self.plan.rounds:
             line |= self._evaluate(number)
         return line
 
-    def _evaluate(self, number: int) -> Line:
+    def _evaluate(self, number: int) -> HistoryLine:
         if self.federation.test is None:
             return {}
         self.layout.write(self.federation.model, self.server.model)
@@ -152,15 +152,15 @@ class Course:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What is kept of the run; `accuracy` is the best of the last five evaluations, the paper's rule."""
+        """What is kept of the run: the fields of `Result`."""
         accuracies = [line["accuracy"] for line in self.history if "accuracy" in line]
         searched = [line for line in self.history if "negative_share" in line]
         anchors = sum(len(line["coefficients"]) for line in searched)
         negative = sum(line["negative_share"] * len(line["coefficients"]) for line in searched)
         last = self.history[-1] if self.history else {}
-        return {
+        kept: Result = {
             "method": self.method,
-            "accuracy": max(accuracies[-5:], default=None),
+            "accuracy": best(accuracies),
             "last_accuracy": accuracies[-1] if accuracies else None,
             "negative_share": negative / anchors if anchors else None,
             "seconds": round(self.seconds, 3),
@@ -176,8 +176,9 @@ class Course:
             "feddle": __version__,
             "torch": torch.__version__,
         }
+        return dict(kept)
 
-    def _spent(self) -> dict[str, Any] | None:
+    def _spent(self) -> PrivacySpent | None:
         """What the client with the most jobs gave away; a job counts whether its update came back yet or not."""
         privacy, jobs = self.plan.privacy, self.server.most_jobs
         if privacy is None:

@@ -24,16 +24,13 @@ from feddle.grids.estimate import core_seconds
 from feddle.grids.grid import chosen, load_grid, names, paper, words
 from feddle.grids.plan import config_hash, plan
 from feddle.grids.runner import keep, open_folder, run_tasks
-from feddle.records import read_cell
-from feddle.report.belonging import warnings
-from feddle.report.export import export
-from feddle.report.grid_page import grid_page
-from feddle.report.grid_words import headline, lead
-from feddle.report.grids import GridRecord, mean_curve, read_grid
-from feddle.report.price import price
-from feddle.report.records import read_run
-from feddle.report.summary import summarise
-from feddle.report.table_files import to_csv, to_latex, to_markdown
+from feddle.records import read_cell, read_run
+from feddle.report.files import export, to_csv, to_latex, to_markdown
+from feddle.report.grid import Grid, read_grid
+from feddle.report.page import page
+from feddle.report.tables import price
+from feddle.report.warnings import warnings
+from feddle.report.words import headline, lead
 from feddle.run.folder import RunFolder
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
@@ -273,13 +270,13 @@ def test_what_a_stopped_cell_had_come_to_is_not_shown_when_it_goes_on(tmp_path: 
 
     def look(line: Any) -> None:
         if line["round"] == 1:
-            summary = summarise(read_run(task.folder))
-            shown.append((summary.accuracy, summary.status))
-            assert summary.accuracy == line["accuracy"]
+            run = read_run(task.folder)
+            shown.append((run.accuracy, run.status))
+            assert run.accuracy == line["accuracy"]
 
     with pytest.raises(KeyboardInterrupt):
         run_task(task, stop)
-    assert summarise(read_run(task.folder)).status == "interrupted, round 3"
+    assert read_run(task.folder).status == "interrupted, round 3"
     run_task(task, look)
     assert [status for _, status in shown] == ["not ended, round 1"]
 
@@ -349,7 +346,7 @@ def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None
         (["reproduce", CNN, "--list", "-o", "rund=3"], "-o: unknown key 'rund'; did you mean 'rounds'?"),
         (["reproduce", CNN, "--list", "-o", "rounds=many"], "-o: rounds: input should be a valid integer"),
         (["reproduce", CNN, "--out", __file__], "is a file; name another folder with --out"),
-        (["report", "nowhere", "--watch"], "are for the folders that `feddle reproduce` wrote"),
+        (["report", "nowhere", "--watch"], "expected a run folder, but there is no such folder"),
     ],
 )
 def test_mistakes_on_the_line_are_told(words: Sequence[str], told: str) -> None:
@@ -415,7 +412,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 # Showing them
 
 
-def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: bool = False) -> GridRecord:
+def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: bool = False) -> Grid:
     """A grid of two delays; for each method the curves of its seeds, the same for both delays."""
     sigmas = [{"value": s, "words": f"σ = {s}"} for s in (20, 5)]
     axes: dict[str, Any] = {
@@ -459,7 +456,7 @@ CURVES = {
 
 def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
-    html = grid_page([grid])
+    html = page([grid])
     document = Document(html)
     assert document.inside("h1") == ["Feddle-Id is best in 2 of 2 settings"]
     assert "75.0 ± 7.1" in document.inside("u")  # above Center
@@ -478,14 +475,14 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
 def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     text = " ".join(lead(grid))
-    assert "Feddle-Id reaches 75.0 % on average over the settings, Feddle-Ood 65.0 %" in text
-    assert "2 of the other 3 are above Center (60.0 %)" in text
+    assert "Feddle-Id reaches 75.0% on average over the settings, 10.0 percentage points ahead of Feddle-Ood" in text
+    assert "2 of the other 3 are above Center (60.0%)" in text
     assert "7 of 8 cells are finished, 1 left out" in text
     assert "within two points of its number, on average" in text
     assert "paper" not in " ".join(lead(make_grid(tmp_path / "q", CURVES, quick=True)))
     nothing = make_grid(tmp_path / "n", {"fedbuff": []})
     assert headline(nothing) == "A & B"
-    Document(grid_page([nothing]))
+    Document(page([nothing]))
 
 
 def test_a_report_says_when_results_do_not_belong_together(tmp_path: Path) -> None:
@@ -498,17 +495,17 @@ def test_a_report_says_when_results_do_not_belong_together(tmp_path: Path) -> No
     (runs[2] / "cell.json").unlink()
     shutil.copytree(runs[3], runs[3].with_name("seed1"))
     text = " ".join(warnings(read_grid(folder)))
-    for told in ("versions of feddle: 0.2.0 and 0.1.0", "another config", "contents of the data set cifar-10"):
+    for told in ("versions of feddle: 0.2.0 and 0.1.0", "another config", "contents of cifar-10"):
         assert told in text
     assert "Without a record" in text
     assert "same seeds" in text
     assert "source" not in text  # older records do not say
-    made = {"config": "c", "source": "a" * 64, "resumed_by": ["b" * 64], "model": "m"}
+    made = {"config": "c", "source": f"{'a' * 64} {'b' * 64}", "data": {"model": "m"}}
     (runs[0] / "cell.json").write_text(json.dumps(made))
-    (runs[1] / "cell.json").write_text(json.dumps({"config": "c", "model": "n"}))
+    (runs[1] / "cell.json").write_text(json.dumps({"config": "c", "data": {"model": "n"}}))
     text = " ".join(warnings(read_grid(folder)))
     assert "different states of feddle’s source: aaaaaaaaaaaa, bbbbbbbbbbbb and unknown" in text
-    assert "different contents of the model’s folder" in text
+    assert "different contents of model" in text
 
 
 def test_tables_for_a_paper(tmp_path: Path) -> None:
@@ -527,8 +524,8 @@ def test_tables_for_a_paper(tmp_path: Path) -> None:
 
 def test_figures_for_a_paper(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
-    png, *_ = export(grid, ["png"], tmp_path / "f")
-    pdf, *_ = export(grid, ["pdf"], tmp_path / "f")
+    png, *_ = export([grid], ["png"], tmp_path / "f")
+    pdf, *_ = export([grid], ["pdf"], tmp_path / "f")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert pdf.read_bytes().startswith(b"%PDF")
 
@@ -548,7 +545,8 @@ def test_time_and_bytes_to_a_target(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3, 0.5, 0.6], [0.5, 0.6, 0.7], [0.1, 0.2, 0.3]]})
     found = price(grid.cells[0], 0.5)
     assert found is not None
-    assert (found.time, found.megabytes, found.reached, found.seeds) == (1.5, 4.5, 2, 3)  # 3 MB a round
+    assert (found.time, found.megabytes, found.reached) == (1.5, 4.5, 2)  # 3 MB a round
+    assert "4.5 MB, 2 of 3 seeds" in page([grid], 0.5)
     assert price(grid.cells[0], 0.9) is None
     run = tmp_path / "g" / grid.cells[0].name / "seed0"
     (run / "cell.json").write_text(json.dumps({"config": "c", "clock": [10, 25, 26]}))
@@ -562,8 +560,8 @@ def test_the_band_of_one_seed_is_of_its_clients(tmp_path: Path) -> None:
     path = tmp_path / "g" / grid.cells[0].name / "seed0" / "history.jsonl"
     path.write_text('{"round": 4, "update_cosine": {"mean": 0.2, "min": -0.1, "max": 0.6}}\n')
     cell = read_grid(tmp_path / "g").cells[0]
-    assert mean_curve(cell, "update_cosine") == ([(4, 0.2)], [(4, -0.1, 0.6)])
-    assert mean_curve(cell) == ([], [])
+    assert cell.curve("update_cosine") == ([(4, 0.2)], [(4, -0.1, 0.6)])
+    assert cell.curve() == ([], [])
 
 
 def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:
@@ -574,7 +572,7 @@ def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.exception
     assert "70.0 ± 14.1" in shown.output
     document = Document((tmp_path / "report.html").read_text())
-    assert document.inside("h1") == ["feddle leads"]
+    assert document.inside("h1") == ["feddle leads by 10.0 points"]
     assert f"feddle run {tmp_path}/r/fedbuff1/config.yaml" in document.inside("code")
     one = feddle("report", tmp_path / "r" / "feddle0", tmp_path / "r" / "fedbuff1", "--out", tmp_path / "one.html")
     assert "±" not in one.output
@@ -594,7 +592,7 @@ def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_a_browser_shows_a_grid_without_an_error_and_without_the_network(tmp_path: Path) -> None:
-    html = grid_page([make_grid(tmp_path / "g", CURVES)])
+    html = page([make_grid(tmp_path / "g", CURVES)])
     shown = in_browser(html, tmp_path / "page")
     assert "Feddle-Id is best in 2 of 2 settings" in shown.stdout
     assert "feddle-id, round 1" not in shown.stdout.lower()  # the script has run: it reads the values out itself

@@ -266,6 +266,11 @@ def _mapping(value: object) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _privacy(value: object) -> dict[str, Any] | None:
+    numbers = [finite(value.get(key)) for key in ("epsilon", "delta", "updates")] if isinstance(value, dict) else [None]
+    return None if None in numbers else _mapping(value)
+
+
 def _integer(value: object) -> int | None:
     return value if isinstance(value, int) else None
 
@@ -277,7 +282,7 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
     "staleness": _integers,
     "coefficients": _floats,
     "refused": _mapping,
-    "privacy": _mapping,
+    "privacy": _privacy,
 }
 
 

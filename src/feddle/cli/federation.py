@@ -113,12 +113,11 @@ def _interrupt(*_: Any) -> NoReturn:
 
 
 def _show(out: Path) -> None:
-    from rich.console import Console
 
-    from feddle.report.records import read_run
-    from feddle.report.table import summary_table
+    from feddle.cli.reports import print_grid
+    from feddle.report.grid import grid_of_runs
 
-    Console().print(summary_table([read_run(out)]))
+    print_grid(grid_of_runs([out]))
     click.echo(f"Report: {out / 'report.html'}")
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import TaskID
 
 from feddle.cli.display import Display
-from feddle.report.summary import duration, percent
+from feddle.report.numbers import duration, percent
 
 if TYPE_CHECKING:
     from feddle.grids.cells import Ended, Task

@@ -15,7 +15,7 @@ from rich.text import Text
 from feddle.cli.grid_display import GridDisplay
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
-from feddle.report.summary import duration
+from feddle.report.numbers import duration
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
     from feddle.grids.cells import Ended

@@ -16,8 +16,7 @@ from feddle.core.layout import Layout
 from feddle.flower.network import Clock, Network
 from feddle.flower.plan import FederationPlan
 from feddle.methods.strategy import Strategy
-from feddle.report.page import write_page
-from feddle.report.records import read_run
+from feddle.report import page
 from feddle.run.build import Parts
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, go_to_the_end
@@ -129,7 +128,7 @@ def lacks_only_its_report(out: Path) -> bool:
 
 def write_report(out: Path) -> None:
     """The page about a run, from what is in its folder."""
-    write_page([read_run(out)], out / REPORT)
+    page.write_report([out], out / REPORT)
 
 
 class _StatusFile:

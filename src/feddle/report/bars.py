@@ -17,10 +17,10 @@ def staleness_chart(values: Sequence[int], caption: str) -> Markup:
         return element("p", f"{caption}: every update arrived in its own round.")
     mean = sum(values) / len(values)
     fresh = counts[0] / len(values)
-    told = (
+    text = (
         f"{caption}: {100 * fresh:.0f} % in their own round, {mean:.1f} rounds late on average, {max(values)} at most."
     )
-    return element("figure", element("figcaption", told), *(_draw(counts, len(values), size, told) for size in SIZES))
+    return element("figure", element("figcaption", text), *(_draw(counts, len(values), size, text) for size in SIZES))
 
 
 def _draw(counts: Counter[int], total: int, size: Size, spoken: str) -> Markup:

@@ -578,6 +578,28 @@ def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:
     assert "±" not in one.output
 
 
+def test_single_runs_have_what_grids_have(tmp_path: Path) -> None:
+    for method, curve in (("feddle", [0.6, 0.8]), ("fedbuff", [0.5, 0.7])):
+        make_run(tmp_path / "r" / method, method, curve)
+    options = ["--watch", "--target", "70", "--export", "csv", "--export", "latex"]
+    shown = feddle("report", tmp_path / "r", "--out", tmp_path / "p" / "page.html", *options)
+    assert shown.exit_code == 0, shown.exception
+    assert "2 of 2 cells finished" in shown.output
+    document = Document((tmp_path / "p" / "page.html").read_text())
+    assert {"To 70.0%", "MB up"} <= set(document.inside("th"))
+    assert "2 rounds" in document.inside("td")  # both reach it in their second evaluation
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "p" / "runs.csv").read_text())))
+    assert [(row["method"], row["mean"]) for row in rows] == [("feddle", "80.000"), ("fedbuff", "70.000")]
+    assert r"feddle & \textbf{80.0\%}" in (tmp_path / "p" / "runs.tex").read_text()
+
+
+def test_runs_and_grids_may_be_on_one_page(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", {"fedbuff": CURVES["fedbuff"]})
+    run = make_run(tmp_path / "r", "feddle")
+    assert feddle("report", grid.folder, run, "--out", tmp_path / "page.html").exit_code == 0
+    assert "feddle reaches 70.0%" in Document((tmp_path / "page.html").read_text()).inside("h1")
+
+
 def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     watched = feddle("report", grid.folder, "--watch", "--target", "70", "--export", "csv")

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from feddle.report.chart import Size, colour, dash, drawing, frame, margin_for
 from feddle.report.markup import Markup, element, join
 from feddle.report.numbers import NONE, percent
-from feddle.report.scale import Axis, round_axis, spread, thinned, tick_text, value_axis
+from feddle.report.scale import Axis, round_axis, spread, thinned, value_axis
 
 SIZES = (Size("wide", 720, 380, 8), Size("narrow", 350, 300, 4))
 LABEL_WIDTH = 7.6  # pixels a character takes in a label, in a wide font
@@ -77,13 +77,9 @@ def _draw(curves: list[Curve], size: Size, unit: str) -> Markup:
         least_span=0.02 * factor,
         bounds=(0, 100) if unit == "%" else (-math.inf, math.inf),
     )
-
-    def y_text(tick: float) -> str:
-        return f"{tick_text(tick, y.step)}{unit}"
-
     x = round_axis(
         max(curve.points[-1][0] for curve in curves),
-        start=margin_for([y_text(tick) for tick in y.ticks]),
+        start=margin_for(y, unit),
         end=size.width - room,
         most_ticks=size.most_rounds,
     )
@@ -93,7 +89,7 @@ def _draw(curves: list[Curve], size: Size, unit: str) -> Markup:
         size,
         "curves",
         _spoken(curves, unit),
-        frame(x, y, y_text),
+        frame(x, y, unit),
         element("line", class_="cursor", y1=y.end, y2=y.start),
         *bands,
         *lines,

@@ -6,7 +6,7 @@ from feddle.records import RunRecord
 from feddle.report.chart import Size, drawing, frame, margin_for
 from feddle.report.markup import Markup, element
 from feddle.report.numbers import percent
-from feddle.report.scale import Axis, round_axis, thinned, tick_text, value_axis
+from feddle.report.scale import Axis, round_axis, thinned, value_axis
 
 SIZES = (Size("wide", 720, 220, 8), Size("narrow", 350, 200, 4))
 MOST_HITS = 120
@@ -33,18 +33,13 @@ def coefficient_chart(run: RunRecord, title: str) -> Markup:
 def _draw(label: str, rounds: Rounds, share: str, size: Size) -> Markup:
     values = [value for _, found in rounds for value in found]
     y = value_axis([*values, 0.0], start=size.height - 44, end=10, most_ticks=4, least_span=0.01)
-
-    def y_text(tick: float) -> str:
-        return tick_text(tick, y.step)
-
-    left = margin_for([y_text(tick) for tick in y.ticks])
-    x = round_axis(rounds[-1][0], left, size.width - 12, size.most_rounds)
+    x = round_axis(rounds[-1][0], margin_for(y), size.width - 12, size.most_rounds)
     zero = y.place(0.0)
     return drawing(
         size,
         "strip",
         f"Coefficients of {label} over rounds, {_range(values)}; {share} negative.",
-        frame(x, y, y_text),
+        frame(x, y),
         element("line", x1=x.start, x2=x.end, y1=zero, y2=zero, class_="zero"),
         element("path", d=_dots(rounds, x, y, negative=False), class_="above"),
         element("path", d=_dots(rounds, x, y, negative=True), class_="below"),

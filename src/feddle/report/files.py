@@ -46,11 +46,12 @@ def to_markdown(grid: Grid) -> str:
     blocks = [f"# {_title(grid)}\n"]
     if grid.quick:
         blocks.append(f"**{QUICK}**\n")
+    shown = 2 if any(cell.entry.get("paper") for cell in grid.cells) else 1  # our number, and the paper's beside it
     for panel in grid.panels:
-        heads = [panel.axis, *(text for head in panel.heads for text in (head, "paper"))]
+        heads = [panel.axis, *(text for head in panel.heads for text in (head, "paper")[:shown])]
         lines = [_bars(heads), _bars(["---"] * len(heads))]
         for row in results(grid, panel, measures=False).rows:
-            texts = [text for entry in row.entries for text in _markdown_entry(entry) * entry.span]
+            texts = [text for entry in row.entries for text in _markdown_entry(entry)[:shown] * entry.span]
             lines.append(_bars([row.label, *texts]))
         blocks.append("\n".join([*([f"## {panel.title}\n"] if panel.title else []), *lines]) + "\n")
     return "\n".join([*blocks, *(f"{note}\n" for note in _notes(grid))])

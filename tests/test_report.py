@@ -14,15 +14,17 @@ import yaml
 from rich.console import Console
 
 from command import PYTHON, run_process
+from feddle.cli.reports import terminal_table
 from feddle.core.errors import FeddleError
+from feddle.records import read_run
 from feddle.report.curves import shortened
+from feddle.report.grid import Grid, grid_of_runs
 from feddle.report.markup import element
-from feddle.report.page import write_document, write_page
-from feddle.report.records import Record, accuracy_curve, read_run, read_runs
+from feddle.report.numbers import duration, megabytes
+from feddle.report.page import write_document, write_report
 from feddle.report.scale import round_axis, spread, thinned, tick_text, value_axis
-from feddle.report.summary import duration, megabytes, summarise
-from feddle.report.table import summary_table
-from feddle.report.words import headline, setting, standing
+from feddle.report.setting import setting
+from feddle.report.words import headline, lead
 
 VOID = {"meta"}
 
@@ -90,7 +92,7 @@ class Document(HTMLParser):
 
 
 def written(folders: Sequence[Path], out: Path) -> str:
-    return write_page(read_runs(folders), out / "report.html").read_text(encoding="utf-8")
+    return write_report(folders, out / "report.html").read_text(encoding="utf-8")
 
 
 def drawings(html: str, kind: str) -> list[ElementTree.Element]:
@@ -98,10 +100,10 @@ def drawings(html: str, kind: str) -> list[ElementTree.Element]:
     return [ElementTree.fromstring(text) for text in found]  # noqa: S314 (our own output)
 
 
-def printed(records: Sequence[Record], width: int = 80) -> str:
+def printed(grid: Grid, width: int = 80) -> str:
     console = Console(width=width, no_color=True)
     with console.capture() as capture:
-        console.print(summary_table(records))
+        console.print(terminal_table(grid, grid.panels[0]))
     return capture.get()
 
 
@@ -110,8 +112,8 @@ def printed(records: Sequence[Record], width: int = 80) -> str:
 
 def test_a_run_is_read(tmp_path: Path) -> None:
     record = read_run(make_run(tmp_path / "a", accuracies=[None, 0.5, float("nan"), 0.75]))
-    assert (record.method, record.label, len(record.history)) == ("feddle", "feddle", 4)
-    assert accuracy_curve(record) == [(2, 0.5), (4, 0.75)]
+    assert (record.method, len(record.history)) == ("feddle", 4)
+    assert record.curve == [(2, 0.5), (4, 0.75)]
 
 
 def test_a_half_written_last_line_is_ignored(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_a_round_written_twice_counts_once(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", accuracies=[0.1, 0.2])
     with (folder / "history.jsonl").open("a") as file:
         file.write('{"round": 2, "accuracy": 0.3}\n')
-    assert accuracy_curve(read_run(folder)) == [(1, 0.1), (2, 0.3)]
+    assert read_run(folder).curve == [(1, 0.1), (2, 0.3)]
 
 
 @pytest.mark.parametrize(
@@ -146,42 +148,42 @@ def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: 
     with pytest.raises(FeddleError) as caught:
         read_run(folder)
     assert said in str(caught.value)
-    assert str(caught.value).count("mend the file") == 1
+    assert str(caught.value).count("fix the file") == 1
     assert "\n" not in str(caught.value)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FeddleError, match="no such folder"):
-        read_runs([tmp_path / "missing"])
+        grid_of_runs([tmp_path / "missing"])
     with pytest.raises(FeddleError, match=r"holds no config\.yaml"):
         read_run(tmp_path)
     with pytest.raises(FeddleError, match=r"found no config\.yaml in it or one level below"):
-        read_runs([tmp_path])
+        grid_of_runs([tmp_path])
     with pytest.raises(FeddleError, match="none was given"):
-        read_runs([])
+        grid_of_runs([])
 
 
 def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
     for name, method in (("b", "fedbuff"), ("a", "feddle"), ("feddle-2", "feddle")):
         make_run(tmp_path / "runs" / name, method)
     (tmp_path / "runs" / "notes").mkdir()
-    records = read_runs([tmp_path / "runs", tmp_path / "runs" / "a"])
-    assert [record.folder.name for record in records] == ["a", "b", "feddle-2"]
-    assert [record.label for record in records] == ["feddle (a)", "fedbuff", "feddle-2"]
+    cells = grid_of_runs([tmp_path / "runs", tmp_path / "runs" / "a"]).cells
+    assert [[run.folder.name for run in cell.runs] for cell in cells] == [["a"], ["b"], ["feddle-2"]]
+    assert [cell.name for cell in cells] == ["feddle (a)", "fedbuff", "feddle-2"]
 
 
 def test_equal_folder_names_are_told_apart_by_their_parents(tmp_path: Path) -> None:
-    records = read_runs([make_run(tmp_path / parent / "run") for parent in ("x", "y")])
-    assert [record.label for record in records] == ["feddle (x/run)", "feddle (y/run)"]
+    grid = grid_of_runs([make_run(tmp_path / parent / "run") for parent in ("x", "y")])
+    assert [cell.name for cell in grid.cells] == ["feddle (x/run)", "feddle (y/run)"]
 
 
 # Numbers and sentences
 
 
 def test_the_papers_rule_is_the_best_of_the_last_five(tmp_path: Path) -> None:
-    summary = summarise(read_run(make_run(tmp_path / "a", accuracies=[0.9, 0.1, 0.2, 0.5, 0.3, 0.4], result={})))
-    assert (summary.accuracy, summary.last, summary.bytes_up) == (0.5, 0.4, 6e6)
-    assert summary.status == "not ended, round 6"
+    run = read_run(make_run(tmp_path / "a", accuracies=[0.9, 0.1, 0.2, 0.5, 0.3, 0.4], result={}))
+    assert (run.accuracy, run.last_accuracy, run.bytes_up) == (0.5, 0.4, 6e6)
+    assert run.status == "not ended, round 6"
 
 
 def test_what_the_result_says_comes_first(tmp_path: Path) -> None:
@@ -190,9 +192,9 @@ def test_what_the_result_says_comes_first(tmp_path: Path) -> None:
         coefficients=[0.1, -0.2],
         result={"accuracy": 0.81, "finished": False, "negative_share": None},
     )
-    summary = summarise(read_run(folder))
-    assert (summary.accuracy, summary.last, summary.negative_share) == (0.81, 0.6, 0.5)
-    assert summary.status == "interrupted, round 3"
+    run = read_run(folder)
+    assert (run.accuracy, run.last_accuracy, run.negative_share) == (0.81, 0.6, 0.5)
+    assert run.status == "interrupted, round 3"
 
 
 def test_numbers_are_shown_as_people_say_them() -> None:
@@ -211,17 +213,16 @@ def test_numbers_are_shown_as_people_say_them() -> None:
         ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "ahead of r1 at 75.0%; r2 comes last at 70.0%."),
         ([0.81, 0.80], "r0 leads by 1.0 points", "r0 reaches 81.0%, 1.0 percentage point ahead of r1"),
         ([0.5, 0.50001], "r1 and r0 are level", "r1 and r0 end level at 50.0%."),
-        ([0.1, 0.1, 0.1], "All 3 runs are level", "r0, r1 and r2 end level at 10.0%."),
+        ([0.1, 0.1, 0.1], "All 3 methods are level", "r0, r1 and r2 end level at 10.0%."),
         ([0.5, None], "r0 reaches 50.0%", "No evaluation yet: r1."),
-        ([None], "No evaluation yet", "None of the runs has been evaluated so far."),
+        ([None], "No evaluation yet", "No run has been evaluated so far."),
     ],
 )
 def test_the_words_follow_the_numbers(tmp_path: Path, accuracies: list[float | None], head: str, said: str) -> None:
     folders = [make_run(tmp_path / f"r{i}", f"r{i}", [value]) for i, value in enumerate(accuracies)]
-    summaries = [summarise(record) for record in read_runs(folders)]
-    summaries.sort(key=lambda each: -(each.accuracy or 0.0))
-    assert headline(summaries) == head
-    assert said in standing(summaries)
+    grid = grid_of_runs(folders)
+    assert headline(grid) == head
+    assert said in " ".join(lead(grid))
 
 
 def test_the_setting_names_what_is_shared_and_what_differs(tmp_path: Path) -> None:
@@ -229,7 +230,8 @@ def test_the_setting_names_what_is_shared_and_what_differs(tmp_path: Path) -> No
     assert setting([read_run(one)]) == (
         "Setting: cifar10, 100 clients (10 a round), Dirichlet α = 0.1, delay σ = 2.5 per job, 80 rounds, seed 0."
     )
-    assert "80 rounds. The runs differ in seed;" in setting(read_runs([one, two]))
+    assert "80 rounds. The runs differ in seed." in setting([read_run(one), read_run(two)])
+    assert {"seed 0", "seed 1"} <= set(Document(written([one, two], tmp_path)).inside("small"))
     bare = make_run(tmp_path / "bare")
     (bare / "config.yaml").write_text("method: feddle\ndelays: null\ndata: {partition: [1]}\n")
     assert setting([read_run(bare)]) == ""
@@ -269,7 +271,7 @@ def test_what_is_thinned_keeps_its_end() -> None:
 def test_the_table_fits_80_columns(tmp_path: Path) -> None:
     make_run(tmp_path / "r" / "a", "[red]" + "long-" * 12, [0.7123], result={"finished": False})
     make_run(tmp_path / "r" / "b", "feddle", [0.815], [0.1, -0.1], result={"seconds": 40000})
-    text = printed(read_runs([tmp_path / "r"]))
+    text = printed(grid_of_runs([tmp_path / "r"]))
     assert max(map(len, text.splitlines())) <= 80
     for shown in ("[red]long", "71.2%", "81.5%", "11 h 07 min", "50.0%", "interrupted"):
         assert shown in text
@@ -278,7 +280,8 @@ def test_the_table_fits_80_columns(tmp_path: Path) -> None:
 def test_the_best_accuracy_is_bold(tmp_path: Path) -> None:
     for name, accuracy in (("low", 0.5), ("high", 0.8), ("none", None)):
         make_run(tmp_path / "r" / name, name, [accuracy])
-    cells = list(summary_table(read_runs([tmp_path / "r"])).columns[1].cells)
+    grid = grid_of_runs([tmp_path / "r"])
+    cells = list(terminal_table(grid, grid.panels[0]).columns[1].cells)
     assert [(str(cell), getattr(cell, "style", "")) for cell in cells] == [
         ("80.0%", "bold"),
         ("50.0%", ""),
@@ -372,7 +375,7 @@ def test_odd_runs_render(tmp_path: Path, runs: list[list[float | None]]) -> None
         for text in chart.iter("text"):
             assert 0 <= float(text.attrib["x"]) <= width
             assert 0 <= float(text.attrib["y"]) <= height
-    printed(read_runs([tmp_path / "r"]))
+    printed(grid_of_runs([tmp_path / "r"]))
 
 
 def test_two_processes_may_write_a_page_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,20 +392,20 @@ def test_two_processes_may_write_a_page_at_once(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    records = read_runs([make_run(tmp_path / "a")])
+    runs = [make_run(tmp_path / "a")]
     with pytest.raises(FeddleError, match="it is a folder"):
-        write_page(records, tmp_path)
+        write_report(runs, tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(FeddleError, match="choose another place"):
-        write_page(records, tmp_path / "file" / "report.html")
-    with pytest.raises(FeddleError, match="there is none"):
-        write_page([], tmp_path / "report.html")
+        write_report(runs, tmp_path / "file" / "report.html")
+    with pytest.raises(FeddleError, match="none was given"):
+        write_report([], tmp_path / "report.html")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_a_browser_opens_the_page_and_its_script_runs(tmp_path: Path) -> None:
-    page = write_page(read_runs([make_run(tmp_path / "a", coefficients=[0.1, -0.2])]), tmp_path / "report.html")
+    page = write_report([make_run(tmp_path / "a", coefficients=[0.1, -0.2])], tmp_path / "report.html")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]
     command += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]

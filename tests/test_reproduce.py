@@ -16,21 +16,19 @@ from command import Said, run_feddle, run_process
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.data.datasets import named
-from feddle.grids.cells import Ended, Task, read_record, run_task
+from feddle.grids.cells import Ended, Task, conflict, run_task
 from feddle.grids.cost import measure
 from feddle.grids.estimate import core_seconds
 from feddle.grids.grid import chosen, load_grid, names, paper, words
 from feddle.grids.plan import config_hash, plan
 from feddle.grids.runner import keep, open_folder, run_tasks
-from feddle.report.belonging import warnings
-from feddle.report.export import export
-from feddle.report.grid_page import grid_page
-from feddle.report.grid_words import headline, lead
-from feddle.report.grids import GridRecord, mean_curve, read_grid
-from feddle.report.price import price
-from feddle.report.records import read_run
-from feddle.report.summary import summarise
-from feddle.report.table_files import to_csv, to_latex, to_markdown
+from feddle.records import read_cell, read_run
+from feddle.report.files import export, to_csv, to_latex, to_markdown
+from feddle.report.grid import Grid, read_grid
+from feddle.report.page import page
+from feddle.report.tables import price
+from feddle.report.warnings import warnings
+from feddle.report.words import headline, lead
 from feddle.run.folder import RunFolder
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
@@ -207,7 +205,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     again = reproduce(out)
     assert again.code == 0
     assert {path: path.read_bytes() for path in runs} == before
-    record = read_record(runs[0].parent)
+    record = read_cell(runs[0].parent)
     digits = named("digits")
     assert record["data"] == {"digits": digits.digest()}
     held = json.loads((out / "grid.json").read_text())["cells"]
@@ -222,14 +220,13 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     assert reproduce(out).code == 0
     assert json.loads(runs[0].read_bytes())["accuracy"] == accuracy
     other = reproduce(out, rounds=6)
-    assert "finished with another config" in other.text
-    assert "Made with another config than the grid’s" in other.text
-    assert "rounds=4" in other.text  # what the results were really run with
+    assert "not run, since its folder holds runs with another config" in other.text
+    assert "rounds=4" in other.text  # the page still describes the runs that are there
     assert "rounds=6" not in other.text
     one_more = reproduce(out, "--seeds", "1", rounds=6)
-    assert "seed 1: not run, since the cell's other seeds have another config" in one_more.text
+    assert "not run, since its folder holds runs with another config" in one_more.text
     assert sorted(out.glob("**/result.json")) == runs
-    broken = reproduce(out, **{"data.name": "celeba"})  # cells that cannot be had now, but were
+    broken = reproduce(out, **{"data.name": "celeba"})  # the cells are not available now, but were
     assert "left out, 2 cells" in broken.text
     assert "left out because" not in broken.text
     same = reproduce(out)
@@ -254,7 +251,7 @@ def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert display.begun == [half.label]
     lines = [(task.folder / "history.jsonl").read_text() for task in (whole, half)]
     assert lines[0] == lines[1]
-    assert "resumed_by" not in read_record(half.folder)
+    assert read_cell(half.folder)["source"] == source_digest()
 
 
 def test_what_a_stopped_cell_had_come_to_is_not_shown_when_it_goes_on(tmp_path: Path) -> None:
@@ -267,18 +264,18 @@ def test_what_a_stopped_cell_had_come_to_is_not_shown_when_it_goes_on(tmp_path: 
 
     def look(line: Any) -> None:
         if line["round"] == 1:
-            summary = summarise(read_run(task.folder))
-            shown.append((summary.accuracy, summary.status))
-            assert summary.accuracy == line["accuracy"]
+            run = read_run(task.folder)
+            shown.append((run.accuracy, run.status))
+            assert run.accuracy == line["accuracy"]
 
     with pytest.raises(KeyboardInterrupt):
         run_task(task, stop)
-    assert summarise(read_run(task.folder)).status == "interrupted, round 3"
+    assert read_run(task.folder).status == "interrupted, round 3"
     run_task(task, look)
     assert [status for _, status in shown] == ["not ended, round 1"]
 
 
-def test_another_source_that_goes_on_with_a_cell_is_noted(tmp_path: Path) -> None:
+def test_the_record_of_a_resumed_cell_names_every_source(tmp_path: Path) -> None:
     task = task_in(tmp_path / "a", checkpoint={"every": 1})
 
     def stop(_: Any) -> None:
@@ -286,23 +283,22 @@ def test_another_source_that_goes_on_with_a_cell_is_noted(tmp_path: Path) -> Non
 
     with pytest.raises(KeyboardInterrupt):
         run_task(task, stop)
-    record = {**read_record(task.folder), "source": "0" * 64}
+    record = {**read_cell(task.folder), "source": "0" * 64}
     (task.folder / "cell.json").write_text(json.dumps(record))
     assert run_task(task, lambda _: None).reason == ""
-    assert read_record(task.folder) == {**record, "resumed_by": [source_digest()]}
-    run_task(task, lambda _: None)  # finished: nobody goes on with it
-    assert read_record(task.folder)["resumed_by"] == [source_digest()]
+    assert read_cell(task.folder) == {**record, "source": f"{'0' * 64} {source_digest()}"}
+    (task.folder / "cell.json").write_text(json.dumps(record))
+    run_task(task, lambda _: None)  # finished: this process computes nothing
+    assert read_cell(task.folder)["source"] == "0" * 64
 
 
-def test_a_cell_that_was_stopped_before_its_record_is_not_taken_for_another(tmp_path: Path) -> None:
-    cell = load_grid(CNN, quick=True).cells[0]
-    planned = plan(cell, ["data.name=digits", "data.image_size=28", "data.channels=1"])
-    assert planned.config is not None
-    other = planned.config.model_copy(update={"rounds": planned.config.rounds + 1})
-    RunFolder(tmp_path / "run").path.mkdir()
-    RunFolder(tmp_path / "run").begin(other)
-    task = Task(cell.name, 0, tmp_path / "run", planned.config)
-    assert "was begun with another config" in run_task(task, lambda _: None).reason
+def test_a_cell_with_another_config_is_never_continued(tmp_path: Path) -> None:
+    stopped = task_in(tmp_path / "cell" / "seed0")
+    stopped.folder.mkdir(parents=True)
+    RunFolder(stopped.folder).begin(stopped.config)  # stopped before its record was written
+    assert conflict(tmp_path / "cell", stopped.config) == ""
+    assert conflict(tmp_path / "cell", tiny(workers=0, seed=1)) == ""
+    assert conflict(tmp_path / "cell", tiny(workers=0, rounds=9)) == "config"
 
 
 def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path: Path) -> None:
@@ -314,24 +310,20 @@ def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path
     assert failed[broken.label].begun
 
 
-def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
-    task = task_in(tmp_path / "a", checkpoint={"every": 1})
-
-    def stop(_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_task(task, stop)
-    record = {**read_record(task.folder), "data": {"digits": "0" * 64}}
+def test_a_cell_with_other_data_is_never_continued(tmp_path: Path) -> None:
+    task = task_in(tmp_path / "cell" / "seed0")
+    run_task(task, lambda _: None)
+    assert conflict(tmp_path / "cell", task.config) == ""
+    record = {**read_cell(task.folder), "data": {"digits": "0" * 64}}
     (task.folder / "cell.json").write_text(json.dumps(record))
-    assert "begun with another data" in run_task(task, lambda _: None).reason
+    assert conflict(tmp_path / "cell", task.config) == "data"
 
 
 def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None:
     task = Task("a", 0, tmp_path / "a", tiny(workers=0, delays={"sigma": 0}, method="fedavg"), waits=8.0)
     asked: list[list[int]] = []
     run_task(task, lambda line: asked.append(line["staleness"]))
-    clock = read_record(task.folder)["clock"]
+    clock = read_cell(task.folder)["clock"]
     delays = Delays(sigma=8.0)
     slowest = max(delays.draw(Job(client, 0, 0), 0) for client in range(20))
     lengths = [b - a for a, b in zip([0, *clock], clock, strict=False)]
@@ -348,7 +340,7 @@ def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None
         (["reproduce", CNN, "--list", "-o", "rund=3"], "-o: unknown key 'rund'; did you mean 'rounds'?"),
         (["reproduce", CNN, "--list", "-o", "rounds=many"], "-o: rounds: input should be a valid integer"),
         (["reproduce", CNN, "--out", __file__], "is a file; name another folder with --out"),
-        (["report", "nowhere", "--watch"], "are for the folders that `feddle reproduce` wrote"),
+        (["report", "nowhere", "--watch"], "expected a run folder, but there is no such folder"),
     ],
 )
 def test_mistakes_on_the_line_are_told(words: Sequence[str], told: str) -> None:
@@ -416,7 +408,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 # Showing them
 
 
-def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: bool = False) -> GridRecord:
+def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: bool = False) -> Grid:
     """A grid of two delays; for each method the curves of its seeds, the same for both delays."""
     sigmas = [{"value": s, "words": f"σ = {s}"} for s in (20, 5)]
     axes: dict[str, Any] = {
@@ -460,7 +452,7 @@ CURVES = {
 
 def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
-    html = grid_page([grid])
+    html = page([grid])
     document = Document(html)
     assert document.inside("h1") == ["Feddle-Id is best in 2 of 2 settings"]
     assert "75.0 ± 7.1" in document.inside("u")  # above Center
@@ -479,14 +471,14 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
 def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     text = " ".join(lead(grid))
-    assert "Feddle-Id reaches 75.0 % on average over the settings, Feddle-Ood 65.0 %" in text
-    assert "2 of the other 3 are above Center (60.0 %)" in text
+    assert "Feddle-Id reaches 75.0% on average over the settings, 10.0 percentage points ahead of Feddle-Ood" in text
+    assert "2 of the other 3 are above Center (60.0%)" in text
     assert "7 of 8 cells are finished, 1 left out" in text
     assert "within two points of its number, on average" in text
     assert "paper" not in " ".join(lead(make_grid(tmp_path / "q", CURVES, quick=True)))
     nothing = make_grid(tmp_path / "n", {"fedbuff": []})
     assert headline(nothing) == "A & B"
-    Document(grid_page([nothing]))
+    Document(page([nothing]))
 
 
 def test_a_report_says_when_results_do_not_belong_together(tmp_path: Path) -> None:
@@ -499,17 +491,17 @@ def test_a_report_says_when_results_do_not_belong_together(tmp_path: Path) -> No
     (runs[2] / "cell.json").unlink()
     shutil.copytree(runs[3], runs[3].with_name("seed1"))
     text = " ".join(warnings(read_grid(folder)))
-    for told in ("versions of feddle: 0.2.0 and 0.1.0", "another config", "contents of the data set cifar-10"):
+    for told in ("versions of feddle: 0.2.0 and 0.1.0", "another config", "contents of cifar-10"):
         assert told in text
     assert "Without a record" in text
     assert "same seeds" in text
     assert "source" not in text  # older records do not say
-    made = {"config": "c", "source": "a" * 64, "resumed_by": ["b" * 64], "model": "m"}
+    made = {"config": "c", "source": f"{'a' * 64} {'b' * 64}", "data": {"model": "m"}}
     (runs[0] / "cell.json").write_text(json.dumps(made))
-    (runs[1] / "cell.json").write_text(json.dumps({"config": "c", "model": "n"}))
+    (runs[1] / "cell.json").write_text(json.dumps({"config": "c", "data": {"model": "n"}}))
     text = " ".join(warnings(read_grid(folder)))
     assert "different states of feddle’s source: aaaaaaaaaaaa, bbbbbbbbbbbb and unknown" in text
-    assert "different contents of the model’s folder" in text
+    assert "different contents of model" in text
 
 
 def test_tables_for_a_paper(tmp_path: Path) -> None:
@@ -528,8 +520,8 @@ def test_tables_for_a_paper(tmp_path: Path) -> None:
 
 def test_figures_for_a_paper(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
-    png, *_ = export(grid, ["png"], tmp_path / "f")
-    pdf, *_ = export(grid, ["pdf"], tmp_path / "f")
+    png, *_ = export([grid], ["png"], tmp_path / "f")
+    pdf, *_ = export([grid], ["pdf"], tmp_path / "f")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert pdf.read_bytes().startswith(b"%PDF")
 
@@ -549,7 +541,8 @@ def test_time_and_bytes_to_a_target(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3, 0.5, 0.6], [0.5, 0.6, 0.7], [0.1, 0.2, 0.3]]})
     found = price(grid.cells[0], 0.5)
     assert found is not None
-    assert (found.time, found.megabytes, found.reached, found.seeds) == (1.5, 4.5, 2, 3)  # 3 MB a round
+    assert (found.time, found.megabytes, found.reached) == (1.5, 4.5, 2)  # 3 MB a round
+    assert "4.5 MB, 2 of 3 seeds" in page([grid], 0.5)
     assert price(grid.cells[0], 0.9) is None
     run = tmp_path / "g" / grid.cells[0].name / "seed0"
     (run / "cell.json").write_text(json.dumps({"config": "c", "clock": [10, 25, 26]}))
@@ -563,8 +556,8 @@ def test_the_band_of_one_seed_is_of_its_clients(tmp_path: Path) -> None:
     path = tmp_path / "g" / grid.cells[0].name / "seed0" / "history.jsonl"
     path.write_text('{"round": 4, "update_cosine": {"mean": 0.2, "min": -0.1, "max": 0.6}}\n')
     cell = read_grid(tmp_path / "g").cells[0]
-    assert mean_curve(cell, "update_cosine") == ([(4, 0.2)], [(4, -0.1, 0.6)])
-    assert mean_curve(cell) == ([], [])
+    assert cell.curve("update_cosine") == ([(4, 0.2)], [(4, -0.1, 0.6)])
+    assert cell.curve() == ([], [])
 
 
 def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:
@@ -575,10 +568,32 @@ def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:
     assert shown.code == 0, shown.err
     assert "70.0 ± 14.1" in shown.out
     document = Document((tmp_path / "report.html").read_text())
-    assert document.inside("h1") == ["feddle leads"]
+    assert document.inside("h1") == ["feddle leads by 10.0 points"]
     assert f"feddle run {tmp_path}/r/fedbuff1/config.yaml" in document.inside("code")
     one = run_feddle("report", tmp_path / "r" / "feddle0", tmp_path / "r" / "fedbuff1", "--out", tmp_path / "one.html")
     assert "±" not in one.text
+
+
+def test_single_runs_have_what_grids_have(tmp_path: Path) -> None:
+    for method, curve in (("feddle", [0.6, 0.8]), ("fedbuff", [0.5, 0.7])):
+        make_run(tmp_path / "r" / method, method, curve)
+    options = ["--watch", "--target", "70", "--export", "csv", "--export", "latex"]
+    shown = run_feddle("report", tmp_path / "r", "--out", tmp_path / "p" / "page.html", *options)
+    assert shown.code == 0, shown.err
+    assert "2 of 2 cells finished" in shown.text
+    document = Document((tmp_path / "p" / "page.html").read_text())
+    assert {"To 70.0%", "MB up"} <= set(document.inside("th"))
+    assert "2 rounds" in document.inside("td")  # both reach it in their second evaluation
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "p" / "runs.csv").read_text())))
+    assert [(row["method"], row["mean"]) for row in rows] == [("feddle", "80.000"), ("fedbuff", "70.000")]
+    assert r"feddle & \textbf{80.0\%}" in (tmp_path / "p" / "runs.tex").read_text()
+
+
+def test_runs_and_grids_may_be_on_one_page(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", {"fedbuff": CURVES["fedbuff"]})
+    run = make_run(tmp_path / "r", "feddle")
+    assert run_feddle("report", grid.folder, run, "--out", tmp_path / "page.html").code == 0
+    assert "feddle reaches 70.0%" in Document((tmp_path / "page.html").read_text()).inside("h1")
 
 
 def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
@@ -595,7 +610,7 @@ def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
 def test_a_browser_shows_a_grid_without_an_error_and_without_the_network(tmp_path: Path) -> None:
-    html = grid_page([make_grid(tmp_path / "g", CURVES)])
+    html = page([make_grid(tmp_path / "g", CURVES)])
     shown = in_browser(html, tmp_path / "page")
     assert "Feddle-Id is best in 2 of 2 settings" in shown.out
     assert "feddle-id, round 1" not in shown.out.lower()  # the script has run: it reads the values out itself

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from feddle.report.grid_page import grid_page
-from feddle.report.grid_table import legend, view
-from feddle.report.grid_words import headline, lead, really_run
-from feddle.report.grids import GridRecord, read_grid
-from feddle.report.table_files import to_csv, to_latex, to_markdown
+from feddle.report.files import to_csv, to_latex, to_markdown
+from feddle.report.grid import Grid, read_grid
+from feddle.report.page import page
+from feddle.report.tables import leaders, legend, results
+from feddle.report.words import headline, lead
 from test_report import Document, make_run
 from test_reproduce import CURVES, make_grid
 
 
-def altered(grid: GridRecord, change: Callable[[str, dict[str, Any]], dict[str, Any]], **facts: Any) -> GridRecord:
+def altered(grid: Grid, change: Callable[[str, dict[str, Any]], dict[str, Any]], **facts: Any) -> Grid:
     """The grid with another record of each cell, by its name."""
     path = grid.folder / "grid.json"
     record = json.loads(path.read_text()) | facts
@@ -82,14 +82,16 @@ def test_averages_are_over_the_settings_that_all_rows_have(tmp_path: Path) -> No
     grid = make_grid(tmp_path / "g", CURVES)
     shutil.rmtree(tmp_path / "g" / "cnn/cifar10/5/fedbuff")
     text = " ".join(lead(read_grid(grid.folder)))
-    assert "Feddle-Id reaches 75.0 % in the one setting that all have, Feddle-Ood 65.0 %" in text
+    assert (
+        "Feddle-Id reaches 75.0% in the one setting that all have, 10.0 percentage points ahead of Feddle-Ood" in text
+    )
 
 
 def test_curves_are_grouped_as_in_the_paper(tmp_path: Path) -> None:
     def servers(name: str, _: dict[str, Any]) -> dict[str, Any]:
         return {"server": "none" if "fedbuff" in name else "outside" if "ood" in name else "own"}
 
-    heads = Document(grid_page([altered(make_grid(tmp_path / "g", CURVES), servers)])).inside("figcaption")
+    heads = Document(page([altered(make_grid(tmp_path / "g", CURVES), servers)])).inside("figcaption")
     assert [head.rpartition(". ")[2] for head in heads[:2]] == [
         "With in-domain data at the server",
         "Without in-domain data at the server",
@@ -107,27 +109,27 @@ def test_bold_is_the_best_with_and_the_best_without_data_at_the_server(tmp_path:
     grid = make_grid(tmp_path / "g", CURVES)
     assert "as in the paper" not in legend(grid)
     grid = altered(grid, servers)
-    seen = {row: view(grid.panels[0], row, 0) for row in CURVES}
-    assert [row for row, each in seen.items() if each and each.best] == ["feddle-id", "feddle-ood"]
-    assert [row for row, each in seen.items() if each and each.leads] == ["feddle-id"]
+    shown = results(grid, grid.panels[0]).rows
+    assert [row.label for row in shown if row.entries[0].best] == ["Feddle-Id", "Feddle-Ood"]
+    assert leaders(grid.panels[0], 0) == ["feddle-id"]
     assert headline(grid) == "Feddle-Id is best in 2 of 2 settings"
     assert "of the methods with and of those without in-domain data" in legend(grid)
 
 
 def test_center_is_bold_only_where_it_is_best(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", {"center": [[0.6]], "hfcl": [[0.5]]})
-    assert '<td data-heading="all settings" colspan="2"><strong>60.0</strong>' in grid_page([grid])
+    assert '<td data-heading="all settings" colspan="2"><strong>60.0</strong>' in page([grid])
     result = grid.folder / "cnn/cifar10/5/hfcl/seed0/result.json"
     result.write_text(json.dumps(json.loads(result.read_text()) | {"accuracy": 0.7}))
-    html = grid_page([read_grid(grid.folder)])
+    html = page([read_grid(grid.folder)])
     assert re.findall(r'<td data-heading="(σ = \d+)[^"]*"><strong>60\.0', html) == ["σ = 20"]
     assert re.findall(r'<td data-heading="(σ = \d+)[^"]*">60\.0', html) == ["σ = 5"]
 
 
 def test_of_curves_center_alone_stands_out(tmp_path: Path) -> None:
     with_center, without = ({"fedbuff": [[0.3, 0.5]], **rows} for rows in ({"center": [[0.5, 0.6]]}, {}))
-    assert ' first"' not in grid_page([make_grid(tmp_path / "a", without)])
-    assert 's1 first"' in grid_page([make_grid(tmp_path / "b", with_center)])
+    assert ' first"' not in page([make_grid(tmp_path / "a", without)])
+    assert 's1 first"' in page([make_grid(tmp_path / "b", with_center)])
 
 
 # What cannot be relied on
@@ -136,7 +138,7 @@ def test_of_curves_center_alone_stands_out(tmp_path: Path) -> None:
 def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"data": 5, "resumed_by": 3, "clock": 1}')
-    assert "Without a record of config and data" in grid_page([read_grid(grid.folder)])
+    assert "Without a record of config and data" in page([read_grid(grid.folder)])
 
 
 # What was really run
@@ -144,19 +146,18 @@ def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path) -> None:
 
 def test_heads_say_what_was_really_run(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3]], "fedavg-waiting": [[0.4]]}, quick=True)  # σ of the runs: 2.5
-    assert grid.panels[0].column_words == ["σ = 20 (run with 2.5)", "σ = 5 (run with 2.5)"]
+    assert grid.panels[0].heads == ["σ = 20 (run with 2.5)", "σ = 5 (run with 2.5)"]
     assert grid.panels[0].title == "CNN · CIFAR-10 (quick)"
     waiting = altered(grid, lambda name, _: {"waits": 2.5} if "fedavg" in name else {})
-    assert waiting.panels[0].column_words[0] == "σ = 20 (run with 2.5)"
+    assert waiting.panels[0].heads[0] == "σ = 20 (run with 2.5)"
     run = tmp_path / "g" / "cnn/cifar10/20/fedbuff" / "seed1"
     small = {"name": "cnn", "channels": [8, 16, 16]}
     training = {"optimizer": "adam", "lr": 0.003, "epochs": 2}
     make_run(run, "fedbuff", config={"model": small, "training": training, "rounds": 24, "delays": {"sigma": 20}})
     grid = read_grid(grid.folder)
-    assert grid.panels[0].column_words[0] == "σ = 20 (run with 2.5 and 20)"
+    assert grid.panels[0].heads[0] == "σ = 20 (run with 2.5 and 20)"
     told = "Run: cnn of 8–16–16 channels, 80 rounds and 24 rounds, 2 epochs a client with adam 0.003."
-    assert really_run(grid.panels[0]) == told
-    assert told in Document(grid_page([grid])).inside("p")
+    assert told in Document(page([grid])).inside("p")
 
 
 # Random labels
@@ -171,22 +172,22 @@ def test_a_table_says_what_random_labels_cost(tmp_path: Path) -> None:
 
     run = tmp_path / "g" / "cnn/cifar10/20/fedbuff" / "seed0" / "history.jsonl"
     run.write_text('{"round": 1, "accuracy": 0.48}\n')
-    axes = dict(grid.facts["axes"])
+    axes: dict[str, Any] = dict(grid.record["axes"])
     del axes["delay_sigma"]
     noise = [{"value": 0, "words": "clean labels"}, {"value": 0.2, "words": "20 % of the labels random"}]
     axes = {"label_noise": noise, **axes}
     grid = altered(grid, noisy, axes=axes)
-    page = Document(grid_page([grid]))
-    small = page.inside("small")
-    assert "\N{REPLACEMENT CHARACTER}" not in grid_page([grid])
-    assert any(head.startswith("Clean labels. With") for head in page.inside("figcaption"))
+    document = Document(page([grid]))
+    small = document.inside("small")
+    assert "\N{REPLACEMENT CHARACTER}" not in page([grid])
+    assert any(head.startswith("Clean labels. With") for head in document.inside("figcaption"))
     assert "Underlined" not in legend(grid)  # there is no Center
     assert "−2.0 from clean labels" in small
     assert "±0.0 from clean labels" in small
     words = " ".join(lead(grid))
     assert "20 % of the labels random, in points from clean labels: Feddle-Id ±0.0, Fedbuff −2.0." in words
     assert "48.0 (−2.0 from clean labels)" in to_markdown(grid)
-    assert r"{\scriptsize $-$2.0 from clean}" in to_latex(grid)
+    assert r"{\scriptsize $-$2.0 from clean labels}" in to_latex(grid)
     rows = list(csv.DictReader(io.StringIO(to_csv(grid))))
     assert [row["from_clean"] for row in rows if row["method"] == "fedbuff" and row["dataset"] == "cifar10"] == [
         "-2",

@@ -24,8 +24,8 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.privacy import clip, epsilon, privatise, secret_normal
 from feddle.core.seeds import torch_generator
-from feddle.report.records import read_run
-from feddle.report.words import remarks, setting
+from feddle.records import read_run
+from feddle.report.setting import remarks, setting
 from feddle.run.folder import run_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_federation

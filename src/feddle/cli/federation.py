@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from feddle.cli.federation_display import FederationDisplay
-from feddle.cli.reports import show_runs
+from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError, StoppedError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     if RunFolder(out).is_finished():
         if (out / "report.html").exists():
             raise FeddleError(f"{out} holds a federation that is finished; name another folder with --out")
-        show_runs([out], out / "report.html")  # it was stopped just before its page was written
+        report_on([out], out / "report.html")  # it was stopped just before its page was written
         return
     settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **_settings(overrides)}
     settings |= {"out": str(out.resolve())}
@@ -66,7 +66,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
         except KeyboardInterrupt:
             display.say(f"all of it is stopped; to go on: {again}")
             raise
-    show_runs([out], out / "report.html")
+    report_on([out], out / "report.html")
 
 
 def _command(nodes: int, out: Path, app_folder: Path | None, overrides: tuple[str, ...]) -> str:

@@ -11,6 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from feddle.records import HISTORY, RESULT
+
 _LONG = 30.0  # seconds; a run says about once a second how it stands, but not while it merges
 
 
@@ -43,7 +45,7 @@ class FederationDisplay:
 
     def is_finished(self) -> bool:
         """Whether the run has come to its end."""
-        return bool(self._read("result.json").get("finished"))
+        return bool(self._read(RESULT).get("finished"))
 
     def refresh(self) -> None:
         """Show how things stand."""
@@ -61,7 +63,7 @@ class FederationDisplay:
             self._told_silence = bool(silence)
 
     def _tell_new_versions(self, rounds: int | None) -> None:
-        path = self.folder / "history.jsonl"
+        path = self.folder / HISTORY
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = text.rpartition("\n")[0].splitlines()  # the last one may not be whole yet
         for line in map(_parsed, lines[self._told :]):

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from feddle.cli.display import RunDisplay
 from feddle.cli.federation import federation
-from feddle.cli.reports import report, show_runs
+from feddle.cli.reports import report, report_on
 from feddle.cli.reproduce import reproduce, track_option
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.data.kinds import ENDINGS
@@ -90,7 +90,7 @@ def run(
         display.begin(checked.method.name)
         with _telling_how_to_resume(out), tracking(track, out, checked, display.show) as listener:
             run_config(checked, out, listener, quiet=quiet)
-    show_runs([out], out / "report.html")
+    report_on([out], out / "report.html")
 
 
 @app.command()
@@ -169,7 +169,7 @@ def _compare_all(configs: "Mapping[str, Config]", out: Path, *, quiet: bool) -> 
             display.begin(config.method.name, done_rounds(folder))
             with _telling_how_to_resume(out, kept=out / "compare.yaml"):
                 run_or_resume(config, folder, display.show, quiet=quiet)
-    show_runs(folders, out / "report.html")
+    report_on(folders, out / "report.html")
 
 
 @app.command()
@@ -192,7 +192,7 @@ def resume(folder: Path, quiet: bool) -> None:
     with RunDisplay(config.rounds, quiet=quiet) as display, _telling_how_to_resume(folder):
         display.begin(config.method.name, held.saved_rounds())
         resume_run(folder, display.show, quiet=quiet)
-    show_runs([folder], folder / "report.html")
+    report_on([folder], folder / "report.html")
 
 
 def _fetch(config: "Config", *, quiet: bool) -> None:

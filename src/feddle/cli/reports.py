@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from feddle.core.errors import FeddleError
+from feddle.records import REPORT
 
 if TYPE_CHECKING:
-    from feddle.report.grids import GridRecord
+    from feddle.report.grid import Grid, Panel
 
 FORMATS = ("csv", "markdown", "latex", "png", "pdf")
+_NARROW = ("MB up", "MB down")  # columns of the page that a terminal has no room for
 
 
 @click.command()
@@ -24,119 +25,94 @@ FORMATS = ("csv", "markdown", "latex", "png", "pdf")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="The page; by default report.html, of a grid in its folder."
 )
-@click.option(
-    "--export", "formats", multiple=True, type=click.Choice(FORMATS), help="Of grids: also as tables or figures."
-)
-@click.option(
-    "--target", type=click.FloatRange(0, 100), help="Of grids: what it costs to reach this accuracy, in per cent."
-)
-@click.option("--watch", is_flag=True, help="Of grids: write the page again as runs go on, until all are finished.")
+@click.option("--export", "formats", multiple=True, type=click.Choice(FORMATS), help="Also write tables or figures.")
+@click.option("--target", type=click.FloatRange(0, 100), help="Show the cost to reach this accuracy, in per cent.")
+@click.option("--watch", is_flag=True, help="Update the page while runs continue, until all are finished.")
 def report(
     runs: tuple[Path, ...], out: Path | None, formats: tuple[str, ...], target: float | None, watch: bool
 ) -> None:
     """Compare RUNS (folders of `feddle run`, or of one or more `feddle reproduce`) on one page that opens offline."""
-    from feddle.report.grids import is_grid
+    from feddle.report.grid import is_grid
 
-    grids = [folder for folder in runs if is_grid(folder)]
-    if grids and len(grids) < len(runs):
-        raise FeddleError("grids and single runs do not go on one page; name folders of one kind")
-    if (watch or formats or target is not None) and not grids:
-        raise FeddleError("--watch, --export and --target are for the folders that `feddle reproduce` wrote")
-    page = out or (grids[0] / "report.html" if grids else Path("report.html"))
+    page = out or (runs[0] / REPORT if is_grid(runs[0]) else Path(REPORT))
+    accuracy = None if target is None else target / 100
     if watch:
-        _watch(runs, page, target)
-    report_on(runs, page, formats, target)
+        _watch(runs, page, accuracy)
+    report_on(runs, page, formats, accuracy)
 
 
 def report_on(folders: Sequence[Path], page: Path, formats: Sequence[str] = (), target: float | None = None) -> None:
-    """Print what came of runs or grids, and write the page."""
-    from feddle.report.grids import is_grid
+    """Print the results of runs or grids, and write the page."""
+    from feddle.report import files
+    from feddle.report import page as pages
+    from feddle.report.grid import read_grids
 
-    if not is_grid(folders[0]):
-        show_runs(folders, page)
-        return
-    from feddle.report.export import export_all
-    from feddle.report.grid_page import grid_page
-    from feddle.report.grids import read_grid
-    from feddle.report.page import write_document
-
-    grids = [read_grid(folder) for folder in folders]
+    grids = read_grids(folders)
     for grid in grids:
-        _print_grid(grid)
-    click.echo(f"Report: {write_document(grid_page(grids, None if target is None else target / 100), page)}")
-    for path in export_all(grids, formats, page.parent):
+        print_grid(grid)
+    click.echo(f"Report: {pages.write_document(pages.page(grids, target), page)}")
+    for path in files.export(grids, formats, page.parent):
         click.echo(f"Wrote {path}")
 
 
-def show_runs(folders: Sequence[Path], page: Path) -> None:
-    """Print the comparison of single runs, and write its page; runs that differ in their seed alone count as one."""
-    from feddle.report.grid_page import grid_page
-    from feddle.report.page import write_document, write_page
-    from feddle.report.records import read_runs
-    from feddle.report.seeds import over_seeds
-    from feddle.report.table import summary_table
-    from feddle.report.words import remarks
-
-    records = read_runs(folders)
-    seeds = over_seeds(records)
-    if seeds is None:
-        Console().print(summary_table(records))
-    else:
-        _print_grid(seeds)
-    for record in records:
-        for remark in remarks(record):
-            click.echo(f"{record.label}: {remark}")
-    written = write_page(records, page) if seeds is None else write_document(grid_page([seeds]), page)
-    click.echo(f"Report: {written}")
-
-
-def _print_grid(grid: "GridRecord") -> None:
-    """The tables and the sentences of a grid on the terminal."""
-    from feddle.report.belonging import warnings
-    from feddle.report.grid_table import QUICK, footnotes, view
-    from feddle.report.grid_words import lead
-    from feddle.report.grids import row_words
+def print_grid(grid: "Grid") -> None:
+    """Print the tables and the sentences of a grid."""
+    from feddle.report.setting import remarks
+    from feddle.report.tables import QUICK, footnotes
+    from feddle.report.warnings import warnings
+    from feddle.report.words import lead
 
     for panel in grid.panels:
-        if not any(cell.runs for cell in panel.cells.values()):
-            continue
-        table = Table(box=SIMPLE_HEAD, title=panel.title, title_justify="left")
-        table.add_column("")
-        for words in panel.column_words:
-            table.add_column(words, justify="right")
-        for row in panel.rows:
-            texts = [Text(row_words(grid, row))]
-            for column in range(len(panel.columns)):
-                seen = view(panel, row, column)
-                style = "" if seen is None else " ".join(("bold",) * seen.best + ("underline",) * seen.above_center)
-                texts.append(Text("–" if seen is None else seen.ours + seen.marks, style))
-            table.add_row(*texts)
-        Console().print(table)
-    for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *warnings(grid), *lead(grid)):
+        if panel.runs:
+            Console().print(terminal_table(grid, panel))
+    for cell in grid.cells:
+        for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
+            click.echo(f"{cell.name}: {remark}")
+    sentences = lead(grid) if "title" in grid.record else []  # the table of single runs says it all
+    for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *warnings(grid), *sentences):
         click.echo(text)
 
 
+def terminal_table(grid: "Grid", panel: "Panel") -> Table:
+    """The results of a panel, readable at 80 columns if it has one column."""
+    from feddle.report.tables import results
+
+    table = results(grid, panel)
+    heads = [head for head in table.headings if head not in _NARROW]
+    shown = Table(box=SIMPLE_HEAD, title=panel.title or None, title_justify="left", caption_justify="left")
+    shown.caption = "Accuracy: best of the last five evaluations."
+    shown.add_column(table.label, overflow="fold")
+    for head in heads:
+        shown.add_column(head, justify="right", no_wrap=len(heads) < 6 and len(head) < 12)
+    for row in table.rows:
+        # Text, not markup: a folder may be called `[red]`.
+        label = Text(row.label, "bold" if row.best else "")
+        if row.status:
+            label.append(f" ({row.status})", "dim not bold")
+        texts = []
+        for entry in row.entries:
+            style = " ".join(("bold",) * entry.best + ("underline",) * entry.above_center)
+            texts += [Text(entry.text + entry.marks, style)] * entry.span if entry.heading not in _NARROW else []
+        shown.add_row(label, *texts)
+    return shown
+
+
 def _watch(folders: Sequence[Path], page: Path, target: float | None, pause: float = 3.0) -> None:
-    """Write the page again whenever something has changed, until every cell that is not left out is finished."""
-    from feddle.report.grid_page import grid_page
-    from feddle.report.grids import read_grid
-    from feddle.report.page import write_document
+    """Write the page again after every change, until every cell that is not left out is finished."""
+    from feddle.report import page as pages
+    from feddle.report.grid import read_grids
 
     click.echo(f"Watching; open {page.resolve().as_uri()} (Ctrl-C stops watching, not the runs)", err=True)
     before = ""
     while True:
-        grids = [read_grid(folder) for folder in folders]
-        text = grid_page(grids, None if target is None else target / 100, live=True)
+        grids = read_grids(folders)
+        text = pages.page(grids, target, live=True)
         if text != before:
-            write_document(text, page)
-            done, all_cells = _finished(grids)
-            click.echo(f"{time.strftime('%H:%M:%S')}  {done} of {all_cells} cells finished", err=True)
-            if done == all_cells:
+            pages.write_document(text, page)
+            cells = [cell for grid in grids for cell in grid.cells if not cell.entry.get("left_out")]
+            done = sum(cell.is_final for cell in cells)
+            click.echo(f"{time.strftime('%H:%M:%S')}  {done} of {len(cells)} cells finished", err=True)
+            if done == len(cells):
                 return
         before = text
         time.sleep(pause)
-
-
-def _finished(grids: Sequence["GridRecord"]) -> tuple[int, int]:
-    cells = [cell for grid in grids for cell in grid.cells if not cell.facts.get("left_out")]
-    return sum(cell.is_final for cell in cells), len(cells)

@@ -16,7 +16,7 @@ from feddle.cli.grid_display import GridDisplay
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
 from feddle.data.source import Source
-from feddle.report.summary import duration
+from feddle.report.numbers import duration
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
     from feddle.grids.cells import Ended
@@ -29,13 +29,13 @@ track_option = click.option(
     "--track",
     multiple=True,
     type=click.Choice(["tensorboard", "mlflow"]),
-    help="Tell this tool of every round too.",
+    help="Also report every round to this tool.",
 )
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the user asked for."""
+    """The options of the command."""
 
     overrides: Sequence[str]
     seeds: Sequence[int]
@@ -55,12 +55,12 @@ class Order:
     "--cells",
     multiple=True,
     metavar="TEXT",
-    help="Only cells whose name has this between slashes (cifar10, dir0.1/sigma20), else anywhere; may be given often.",
+    help="Only cells whose name has this between slashes (cifar10, dir0.1/sigma20), else anywhere; may be repeated.",
 )
 @click.option("--methods", default="", help="Only these rows, separated by commas.")
 @click.option("--seeds", default="0", show_default=True, help="The seeds, separated by commas; the paper has three.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time; by default one a core.")
-@click.option("--quick", is_flag=True, help="A small network and few rounds: minutes, and no result to speak of.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time; by default one for each core.")
+@click.option("--quick", is_flag=True, help="A small network and few rounds: takes minutes, and is not a result.")
 @click.option(
     "-o",
     "--override",
@@ -87,9 +87,9 @@ def reproduce(
     quiet: bool,
     track: tuple["TrackerName", ...],
 ) -> None:
-    """Run the cells of TABLE, a table or figure of the paper, and show what came of them.
+    """Run the cells of TABLE, a table or figure of the paper, and show the results.
 
-    What is finished is never run again, and what was stopped goes on: give the same command again.
+    Finished runs are never run again. To continue stopped runs, give the same command again.
     """
     from feddle.grids.grid import chosen, load_grid
 
@@ -122,7 +122,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
-    """Run what is not finished, keeping the grid's record, then report."""
+    """Run the cells that are not finished, keep the grid's record, then report."""
     from feddle.grids import runner
     from feddle.grids.cells import is_done
 
@@ -130,14 +130,14 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     runner.open_folder(out, grid, quick=order.quick)
     command = shlex.join(["feddle", *sys.argv[1:]])
     planned = _fetched(_planned(picked, order), quiet=order.quiet)
+    planned, conflicts = runner.without_conflicts(planned, out)
     count = len(order.seeds) * sum(each.config is not None for each in planned)
     jobs = min(order.jobs or runner.cores(), max(count, 1))
     spare = runner.cores() // jobs
-    wanted = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
-    tasks, strange = runner.without_strangers(wanted)
+    tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
     runner.keep(out, grid, planned, quick=order.quick, command=command)
-    _tell_left_out(planned)
-    for text in (*runner.mixed(tasks), *strange):
+    _report_left_out(planned)
+    for text in conflicts:
         click.echo(text, err=True)
     waiting = [task for task in tasks if not is_done(task)]
     failed: dict[str, Ended] = {}
@@ -147,7 +147,7 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
             with GridDisplay(len(tasks), len(tasks) - len(waiting), rounds, quiet=order.quiet) as display:
                 failed = runner.run_tasks(waiting, jobs, display)
     except KeyboardInterrupt:
-        click.echo(f"feddle: interrupted; what was done is in {out}; the same command goes on with it", err=True)
+        click.echo(f"feddle: interrupted; the runs so far are in {out}; the same command continues them", err=True)
         sys.exit(130)
     known = runner.with_reasons(planned, failed, tasks)
     runner.keep(out, grid, known, quick=order.quick, command=command)
@@ -155,7 +155,7 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
 
 
 def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
-    """The cells as they can be run here; an override that none of them takes is a mistake on the line."""
+    """The cells as they can be run here; an override that no cell accepts is an error."""
     from feddle.grids.plan import plan
 
     planned = [plan(cell, order.overrides) for cell in picked]
@@ -165,14 +165,14 @@ def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
 
 
 def _report(failed: "dict[str, Ended]", out: Path) -> None:
-    """Show what came of the grid; what did not come to its end makes the command fail."""
+    """Show the results; the command fails if a run did not finish."""
     for label, ended in failed.items():
         if ended.details:
             click.echo(f"{label}:\n{ended.details}", err=True)
     report_on([out], out / "report.html")
     stopped = sum(ended.begun for ended in failed.values())
     if stopped:
-        raise FeddleError(f"{stopped} of the runs did not come to their end, see above; the same command tries again")
+        raise FeddleError(f"{stopped} of the runs did not finish, see above; the same command tries again")
 
 
 def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
@@ -192,7 +192,7 @@ def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
     return result
 
 
-def _tell_left_out(planned: Sequence["Planned"]) -> None:
+def _report_left_out(planned: Sequence["Planned"]) -> None:
     reasons: dict[str, int] = {}
     for each in planned:
         if each.reason:
@@ -214,7 +214,9 @@ def _list_tables() -> None:
         table.add_row(name, grid.title, str(len(grid.cells)), str(here))
     table.add_row("server-cost", "What a round costs the server", "8", "8")
     Console().print(table)
-    click.echo("here: cells whose data and model can be had on this machine; `feddle reproduce TABLE --list` says more")
+    click.echo(
+        "here: cells whose data and model are available on this machine; `feddle reproduce TABLE --list` has details"
+    )
 
 
 def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
@@ -224,8 +226,8 @@ def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
 
     every = _planned(picked, order)
     click.echo(f"{grid.title}. {grid.note}".rstrip())
-    if told := glossary(grid):
-        click.echo("In the names " + ", ".join(f"{short} is {words}" for short, words in told.items()) + ".")
+    if meanings := glossary(grid):
+        click.echo("In the names " + ", ".join(f"{short} is {words}" for short, words in meanings.items()) + ".")
     table = Table("cell", "paper", "one core", "note", box=None, pad_edge=False)
     notes: dict[str, int] = {}
     total, runs = 0.0, 0

@@ -6,12 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich import table as terminal
 from rich.console import Console
-from rich.table import Table
 
 from feddle.core.durable import write_whole
 from feddle.report.markup import element
-from feddle.report.page import document, write_document
+from feddle.report.page import document, html_table, write_document
+from feddle.report.tables import Entry, Row, Table
 
 _HEADS = ("method", "GFLOPs", "paper", "cached MB", "paper")
 _KEPT = "costs.json"
@@ -46,7 +47,7 @@ def show_server_cost(out: Path, *, listing: bool) -> None:
             known[method] = asdict(measure(method))
             write_whole(kept, json.dumps(known, indent=1).encode())
     rows = [_texts(known[method]) for method in METHODS]
-    table = Table(*_HEADS, box=None)
+    table = terminal.Table(*_HEADS, box=None)
     for row in rows:
         table.add_row(*row)
     Console().print(table)
@@ -63,23 +64,16 @@ def _texts(cost: dict[str, float]) -> tuple[str, ...]:
 
 
 def _page(rows: list[tuple[str, ...]]) -> str:
-    head = element("tr", *(element("th", text, scope="col") for text in _HEADS))
-    body = [
-        element(
-            "tr",
-            element("th", row[0], scope="row"),
-            *(element("td", t, data_heading=h) for h, t in zip(_HEADS[1:], row[1:], strict=True)),
-        )
-        for row in rows
-    ]
-    table = element("table", element("thead", head), element("tbody", *body), class_="results cells")
+    title, heads = _HEADS[0].capitalize(), _HEADS[1:]
+    shown = [Row(method, list(map(Entry, heads, texts))) for method, *texts in rows]
+    table = html_table(Table(title, heads, shown), [NOTE], " cells")
     title = "What a round costs the server"
     again = element("ul", element("li", element("code", "feddle reproduce server-cost")), class_="commands")
     return document(
         title,
         [
             element("header", element("h1", title), element("p", "Ours beside the paper’s.", class_="lead")),
-            element("section", table, element("p", NOTE, class_="note")),
+            element("section", table),
             element("section", element("h2", "Run again"), again),
         ],
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from feddle.core.errors import FeddleError
 from feddle.data.datasets import named, title_of
 from feddle.data.source import Source
 from feddle.grids.grid import Cell
+from feddle.records import CellEntry
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
 
@@ -91,13 +92,13 @@ def _substitute(cell: Cell, guide: str | None) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """SHA-256 of the config without its seed, number of workers and checkpoints."""
+    """The SHA-256 of a config without seed, workers and checkpoints, which do not change what is computed."""
     tree = {key: value for key, value in config.model_dump(mode="json").items() if key not in _HOW}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
-def described(planned: Planned) -> Mapping[str, Any]:
-    """A planned cell for the grid's own record."""
+def described(planned: Planned) -> CellEntry:
+    """A planned cell as an entry of the grid's record."""
     cell = planned.cell
     return {
         "name": cell.name,

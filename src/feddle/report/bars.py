@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from feddle.report.chart import Size, drawing, margin_for
+from feddle.report.chart import Size, drawing, frame, margin_for
 from feddle.report.markup import Markup, element
-from feddle.report.scale import Axis, round_axis, tick_text, value_axis
+from feddle.report.scale import round_axis, value_axis
 
 SIZES = (Size("wide", 720, 180, 8), Size("narrow", 350, 160, 4))
 
@@ -17,15 +17,15 @@ def staleness_chart(values: Sequence[int], caption: str) -> Markup:
         return element("p", f"{caption}: every update arrived in its own round.")
     mean = sum(values) / len(values)
     fresh = counts[0] / len(values)
-    told = (
+    text = (
         f"{caption}: {100 * fresh:.0f} % in their own round, {mean:.1f} rounds late on average, {max(values)} at most."
     )
-    return element("figure", element("figcaption", told), *(_draw(counts, len(values), size, told) for size in SIZES))
+    return element("figure", element("figcaption", text), *(_draw(counts, len(values), size, text) for size in SIZES))
 
 
 def _draw(counts: Counter[int], total: int, size: Size, spoken: str) -> Markup:
     y = value_axis([0, *(100 * count / total for count in counts.values())], size.height - 44, 10, 4, 1, (0, 100))
-    left = margin_for([f"{tick_text(tick, y.step)}%" for tick in y.ticks])
+    left = margin_for(y, "%")
     slot = (size.width - 12 - left) / (max(counts) + 1)  # a bar and the gap beside it
     x = round_axis(max(counts), left + slot / 2, size.width - 12 - slot / 2, size.most_rounds)
     width = max(1.0, 0.8 * slot)
@@ -41,17 +41,4 @@ def _draw(counts: Counter[int], total: int, size: Size, spoken: str) -> Markup:
         )
         for late, count in sorted(counts.items())
     )
-    return drawing(size, "bars", spoken, *_frame(x, y, left, size.width - 12), *bars)
-
-
-def _frame(x: Axis, y: Axis, left: float, right: float) -> list[Markup]:
-    lines = []
-    for tick in y.ticks:
-        at = y.place(tick)
-        lines.append(element("line", x1=left, x2=right, y1=at, y2=at, class_="grid"))
-        lines.append(element("text", f"{tick_text(tick, y.step)}%", x=left - 8, y=at + 4, class_="tick end"))
-    for tick in x.ticks:
-        lines.append(element("text", tick_text(tick, x.step), x=x.place(tick), y=y.start + 18, class_="tick middle"))
-    middle = (left + right) / 2
-    lines.append(element("text", "rounds late", x=middle, y=y.start + 36, class_="tick middle"))
-    return lines
+    return drawing(size, "bars", spoken, frame(x, y, "%", "rounds late", slot / 2), *bars)

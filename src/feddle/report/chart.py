@@ -1,6 +1,5 @@
-"""What both charts share: sizes, frame and line styles."""
+"""Sizes, frames and line styles of all charts."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from feddle.report.markup import Markup, element, join
@@ -43,25 +42,20 @@ def drawing(size: Size, kind: str, spoken: str, *children: Markup, **attributes:
     )
 
 
-def frame(x: Axis, y: Axis, y_text: Callable[[float], str]) -> Markup:
-    """Quiet grid lines, the ticks of both axes and the word `round`."""
-    grid = [_grid_line(x, y.place(tick), y_text(tick)) for tick in y.ticks]
-    ticks = [
-        element("text", tick_text(tick, x.step), x=x.place(tick), y=y.start + 18, class_="tick middle")
-        for tick in x.ticks
-    ]
-    word = element("text", "round", x=(x.start + x.end) / 2, y=y.start + 36, class_="tick middle")
-    floor = element("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="floor")
-    return join(*grid, floor, *ticks, word)
+def frame(x: Axis, y: Axis, unit: str = "", word: str = "round", pad: float = 0.0) -> Markup:
+    """Grid lines, the ticks of both axes and the name of the horizontal one; lines extend `pad` beyond it."""
+    left, right, bottom = x.start - pad, x.end + pad, y.start
+    marks = []
+    for tick in y.ticks:
+        at = y.place(tick)
+        marks.append(element("line", x1=left, x2=right, y1=at, y2=at, class_="grid"))
+        marks.append(element("text", tick_text(tick, y.step) + unit, x=left - 8, y=at + 4, class_="tick end"))
+    marks.append(element("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="floor"))
+    for tick in x.ticks:
+        marks.append(element("text", tick_text(tick, x.step), x=x.place(tick), y=bottom + 18, class_="tick middle"))
+    return join(*marks, element("text", word, x=(left + right) / 2, y=bottom + 36, class_="tick middle"))
 
 
-def margin_for(texts: list[str]) -> float:
-    """Room for the longest of these tick texts, in pixels."""
-    return 8.0 * max(map(len, texts)) + 10
-
-
-def _grid_line(x: Axis, at: float, text: str) -> Markup:
-    return join(
-        element("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"),
-        element("text", text, x=x.start - 8, y=at + 4, class_="tick end"),
-    )
+def margin_for(y: Axis, unit: str = "") -> float:
+    """Room for the longest tick text of a vertical axis, in pixels."""
+    return 8.0 * max(len(tick_text(tick, y.step) + unit) for tick in y.ticks) + 10

@@ -9,9 +9,8 @@ from rich.cells import cell_len
 
 from feddle.report.chart import Size, colour, dash, drawing, frame, margin_for
 from feddle.report.markup import Markup, element, join
-from feddle.report.records import Record, accuracy_curve
-from feddle.report.scale import Axis, round_axis, spread, thinned, tick_text, value_axis
-from feddle.report.summary import percent
+from feddle.report.numbers import NONE, percent
+from feddle.report.scale import Axis, round_axis, spread, thinned, value_axis
 
 SIZES = (Size("wide", 720, 380, 8), Size("narrow", 350, 300, 4))
 LABEL_WIDTH = 7.6  # pixels a character takes in a label, in a wide font
@@ -21,7 +20,7 @@ MOST_HITS = 120  # places on one curve that answer a pointer without a script
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart; `band` is what the seeds span, as (round, lowest, highest), `stands_out` draws it bold."""
+    """One line of a chart. `band` is the range of the seeds as (round, lowest, highest); `stands_out` draws it bold."""
 
     index: int
     label: str
@@ -30,17 +29,9 @@ class Curve:
     stands_out: bool = False
 
 
-def accuracy_chart(records: Sequence[Record]) -> Markup:
-    """The legend, the curves in both sizes, and the values for the script that reads them out."""
-    curves = [Curve(i, each.label, accuracy_curve(each), stands_out=i == 0) for i, each in enumerate(records)]
-    return curve_chart(curves)
-
-
-def curve_chart(curves: Sequence[Curve], caption: str | None = None, unit: str = "%") -> Markup:
-    """The same for any curves, under a caption; `unit` is `%` for shares, else empty."""
+def curve_chart(curves: Sequence[Curve], caption: str = "", unit: str = "%") -> Markup:
+    """A legend, the curves in both sizes and their values as a table; `unit` is `%` for shares, else empty."""
     drawn = [curve for curve in curves if curve.points]
-    if not drawn:
-        return element("p", "The curves appear with the first evaluation.", class_="quiet")
     return element(
         "figure",
         element("figcaption", caption) if caption else None,
@@ -48,6 +39,7 @@ def curve_chart(curves: Sequence[Curve], caption: str | None = None, unit: str =
         *(_draw(drawn, size, unit) for size in SIZES),
         element("div", class_="readout", hidden="hidden"),
         _values_for_script(drawn, unit),
+        _values_table(drawn, unit),
         class_="accuracy",
     )
 
@@ -56,26 +48,21 @@ def _shown(value: float, unit: str) -> str:
     return percent(value) if unit == "%" else f"{value:.2f}".replace("-", "−")
 
 
-def values_table(records: Sequence[Record], most: int = 100) -> Markup:
+def _values_table(curves: Sequence[Curve], unit: str, most: int = 100) -> Markup:
     """All values of the chart as a table that folds away, thinned to at most so many rounds."""
-    curves = [dict(accuracy_curve(record)) for record in records]
-    rounds = thinned(sorted({at for curve in curves for at in curve}), most)
-    if not rounds:
-        return join()
-    head = element(
-        "tr",
-        element("th", "Round", scope="col"),
-        *(element("th", record.label, scope="col") for record in records),
-    )
-    rows = (
+    values = [dict(curve.points) for curve in curves]
+    rounds = thinned(sorted({at for known in values for at in known}), most)
+    heads = ["Round", *(curve.label for curve in curves)]
+    rows = [[str(at), *(_shown(known[at], unit) if at in known else NONE for known in values)] for at in rounds]
+    table = element(
+        "table",
+        element("thead", element("tr", *(element("th", text, scope="col") for text in heads))),
         element(
-            "tr",
-            element("th", str(at), scope="row"),
-            *(element("td", percent(curve.get(at))) for curve in curves),
-        )
-        for at in rounds
+            "tbody",
+            *(element("tr", element("th", at, scope="row"), *(element("td", t) for t in texts)) for at, *texts in rows),
+        ),
+        class_="values",
     )
-    table = element("table", element("thead", head), element("tbody", *rows), class_="values")
     return element("details", element("summary", "The values in numbers"), element("div", table, class_="scroll"))
 
 
@@ -90,13 +77,9 @@ def _draw(curves: list[Curve], size: Size, unit: str) -> Markup:
         least_span=0.02 * factor,
         bounds=(0, 100) if unit == "%" else (-math.inf, math.inf),
     )
-
-    def y_text(tick: float) -> str:
-        return f"{tick_text(tick, y.step)}{unit}"
-
     x = round_axis(
         max(curve.points[-1][0] for curve in curves),
-        start=margin_for([y_text(tick) for tick in y.ticks]),
+        start=margin_for(y, unit),
         end=size.width - room,
         most_ticks=size.most_rounds,
     )
@@ -106,7 +89,7 @@ def _draw(curves: list[Curve], size: Size, unit: str) -> Markup:
         size,
         "curves",
         _spoken(curves, unit),
-        frame(x, y, y_text),
+        frame(x, y, unit),
         element("line", class_="cursor", y1=y.end, y2=y.start),
         *bands,
         *lines,
@@ -155,7 +138,7 @@ def _line(curve: Curve, x: Axis, y: Axis, unit: str) -> Markup:
 def _end_labels(curves: list[Curve], x: Axis, y: Axis, room: float, factor: float) -> Markup:
     ends = [(x.place(at), y.place(factor * value)) for at, value in (each.points[-1] for each in curves)]
     if len(curves) > (y.start - y.end) / 10:
-        return join()  # Too many to tell apart beside the lines: the legend names them.
+        return join()  # too many labels for the space; the legend names them
     heights = spread([top for _, top in ends], LABEL_GAP, y.end, y.start)
     most = round((room - 18) / LABEL_WIDTH)
     return join(
@@ -185,7 +168,7 @@ def _end_label(curve: Curve, end: tuple[float, float], at: tuple[float, float], 
 
 
 def shortened(text: str, most: int) -> str:
-    """The text with its middle left out where it is too long: runs often differ in their last letters."""
+    """The text without its middle if it is too long: the names of runs often differ at the end."""
     keep, shown = len(text), text
     while cell_len(shown) > most and keep > 2:
         keep -= 1

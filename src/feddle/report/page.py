@@ -1,28 +1,44 @@
-"""The comparison as one HTML file that needs no network."""
+"""Grids as one HTML file that needs no network."""
 
-import shlex
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+import yaml
+
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
-from feddle.report.curves import accuracy_chart, values_table
+from feddle.records import CellRecord
+from feddle.report.bars import staleness_chart
+from feddle.report.curves import Curve, curve_chart
+from feddle.report.grid import CENTER, Grid, Panel, read_grids
 from feddle.report.markup import Markup, element, join
-from feddle.report.records import CONFIG, Record
-from feddle.report.strip import coefficient_charts
-from feddle.report.summary import NONE, Summary, duration, is_best, megabytes, percent, ranked
-from feddle.report.words import differences, facts, headline, remarks, setting, standing, versions
+from feddle.report.numbers import NONE
+from feddle.report.setting import differences, really_run, setting, versions
+from feddle.report.strip import coefficient_chart
+from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
+from feddle.report.warnings import warnings
+from feddle.report.words import ABOUT, headline, lead
 
 # The browser itself then refuses every resource from outside.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_QUANTITIES = {
+    "update_cosine": "Cosine between a client’s update and the true update: mean over clients, and what they span",
+    "true_update_cosines": "Cosine between the true update and that of the look before",
+    "signal_cosine": "Cosine between the directions of the guiding and of in-domain data, at the start of the search",
+    "search_cosine": "Cosine between the steps that the search makes on the guiding and on in-domain data",
+}
+_SERVER = {  # the two halves of the paper's convergence plots; single runs are not divided
+    ("own",): "With in-domain data at the server",
+    ("none", "outside"): "Without in-domain data at the server",
+    (None,): "",
+}
+_SHOWN = 3  # charts of coefficients that do not fold away
 
 
-def write_page(records: Sequence[Record], out: Path) -> Path:
-    """Write the comparison of these runs to `out`, whole or not at all."""
-    if not records:
-        raise FeddleError("expected at least one run to report, but there is none; name a run folder")
-    return write_document(page(records), out)
+def write_report(folders: Sequence[Path], out: Path) -> Path:
+    """Write the page about runs or grids to `out`."""
+    return write_document(page(read_grids(folders)), out)
 
 
 def write_document(text: str, out: Path) -> Path:
@@ -41,16 +57,14 @@ def write_document(text: str, out: Path) -> Path:
     return out
 
 
-def page(records: Sequence[Record]) -> str:
-    """The whole document."""
-    summaries = ranked(records)
-    ordered = [each.record for each in summaries]
-    title = headline(summaries)
-    return document(title, [_opening(summaries, title), *_sections(summaries, ordered)])
+def page(grids: Sequence[Grid], target: float | None = None, *, live: bool = False) -> str:
+    """The whole document; `live` reloads it while runs continue."""
+    parts = [part for grid in grids for part in _grid(grid, target)]
+    return document(headline(grids[0]), parts, refresh=5 if live else None)
 
 
-def document(title: str, parts: Sequence[Markup], *, refresh: int | None = None) -> str:
-    """A page of these parts that needs nothing from outside; `refresh` has it reload after so many seconds."""
+def document(title: str, parts: Sequence[Markup | None], *, refresh: int | None = None) -> str:
+    """A page of these parts that needs nothing from outside; it reloads after `refresh` seconds."""
     return "\n".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -60,108 +74,203 @@ def document(title: str, parts: Sequence[Markup], *, refresh: int | None = None)
             '<meta name="color-scheme" content="light dark">',
             element("title", f"{title} – feddle report"),
             f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>",
-            *parts,
+            *(part for part in parts if part),
             f"</main>\n<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n",
         )
     )
 
 
-def _opening(summaries: Sequence[Summary], title: str) -> Markup:
-    records = [each.record for each in summaries]
+def _grid(grid: Grid, target: float | None) -> list[Markup | None]:
+    shown = [panel for panel in grid.panels if panel.runs]
+    sections = [section for panel in shown for section in _panel(grid, panel, target)]
+    return [_opening(grid), *sections, _left_out(grid), _configs(grid), _again(grid)]
+
+
+def _opening(grid: Grid) -> Markup:
+    record = grid.record
+    name = f"{record['grid']}: {record['title']}" if "title" in record else ""
+    alerts = [*([QUICK] if grid.quick else []), *warnings(grid)]
+    texts = {"alert": alerts, "lead": [" ".join(lead(grid))], "quiet": [setting(grid.runs), record.get("note", "")]}
     return element(
         "header",
-        element("h1", title),
-        element("p", standing(summaries), class_="lead"),
-        element("p", setting(records), class_="quiet") if setting(records) else None,
+        element("p", name, class_="quiet") if name else None,
+        element("h1", headline(grid)),
+        *(element("p", text, class_=kind) for kind, each in texts.items() for text in each if text),
     )
 
 
-def _sections(summaries: Sequence[Summary], ordered: Sequence[Record]) -> list[Markup]:
-    sections = [
-        element("section", element("h2", "Results"), _table(summaries)),
-        element(
-            "section",
-            element("h2", "Accuracy over rounds"),
-            accuracy_chart(ordered),
-            values_table(ordered),
-        ),
-    ]
-    strips = coefficient_charts(ordered)
-    if strips:
-        explanation = (
-            "Each dot is the coefficient of one anchor in that round’s search. An anchor with a negative"
-            " coefficient is moved away from."
-        )
-        sections.append(
-            element("section", element("h2", "Coefficients"), element("p", explanation, class_="quiet"), *strips)
-        )
-    return [*sections, _again(ordered)]
+def _section(title: str, panel: Panel | None, text: str, *parts: Markup | None) -> Markup | None:
+    """A titled part of the page; None if there is nothing in it."""
+    shown = [part for part in parts if part]
+    title = f"{title}: {panel.title}" if panel and panel.title else title
+    explained = element("p", text, class_="quiet") if text else None
+    return element("section", element("h2", title), explained, *shown) if shown else None
 
 
-def _table(summaries: Sequence[Summary]) -> Markup:
-    headings = ("Method", "Accuracy", "Last", "Time", "Negative", "MB up", "MB down")
-    head = element("tr", *(element("th", text, scope="col") for text in headings))
-    rows = (_row(each, summaries) for each in summaries)
+def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None]:
+    one = len(panel.columns) == 1
+    unsaid = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
+    table = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
+    several = any(len(cell.runs) > 1 for cell in panel.cells.values())
+    band = " Bands span the seeds, lines are their mean." if several else " One seed, so no bands."
+    curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
+    which = "as requested" if target is not None else "the median of the column without Center"
     note = (
-        "Accuracy: best of the last five evaluations. Last: the last evaluation. Negative: share of the"
-        " coefficients below zero. MB: 10⁶ bytes sent by and to the clients. Bold: the best accuracy."
+        f"To a target accuracy ({which}): the rounds until the first evaluation that reached it, and the MB (10⁶ bytes"
+        " to and from the clients) until then. A server that waits for its slowest client is charged for the waiting,"
+        f" in rounds of one that does not.{'' if one else ' Time a run: on the machine that ran it.'}"
     )
+    priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
+    about = f"Accuracy of the server’s model after each round.{band}"
+    return [
+        _section("Results", panel, "" if one else really_run(panel, unsaid), table, _about_rows(panel)),
+        _section("Accuracy over rounds", panel, about, *curves),
+        _coefficients(panel),
+        _staleness(panel),
+        _section("Cost", panel, "", priced),
+    ]
+
+
+def html_table(table: Table, notes: Sequence[str], kind: str = "") -> Markup:
+    """A table with notes below it."""
+    head = element("tr", *(element("th", text, scope="col") for text in (table.label, *table.headings)))
+    rows = [element("tr", _label(row), *map(_entry, row.entries)) for row in table.rows]
     return join(
-        element("table", element("thead", head), element("tbody", *rows), class_="results"),
-        element("p", note, class_="note"),
+        element("table", element("thead", head), element("tbody", *rows), class_=f"results{kind}"),
+        *(element("p", note, class_="note") for note in notes),
     )
 
 
-def _row(each: Summary, summaries: Sequence[Summary]) -> Markup:
-    best = is_best(each.accuracy, [other.accuracy for other in summaries])
-    best_last = is_best(each.last, [other.last for other in summaries])
-    return element(
-        "tr",
-        element(
-            "th",
-            element("strong" if best else "span", each.record.label),
-            _remarks(each, summaries),
-            scope="row",
-        ),
-        _cell("Accuracy", percent(each.accuracy), best),
-        _cell("Last", percent(each.last), best_last),
-        _cell("Time", duration(each.seconds)),
-        _cell("Negative", percent(each.negative_share)),
-        _cell("MB up", megabytes(each.bytes_up)),
-        _cell("MB down", megabytes(each.bytes_down)),
-    )
+def _label(row: Row) -> Markup:
+    status = element("small", row.status, class_="status") if row.status else None
+    label = element("strong", row.label) if row.best else row.label
+    return element("th", label, status, *(element("small", text) for text in row.notes), scope="row")
 
 
-def _cell(heading: str, text: str, best: bool = False) -> Markup:
+def _entry(entry: Entry) -> Markup:
+    text = element("u", entry.text) if entry.above_center else entry.text
+    text = element("strong", text) if entry.best else text
+    notes = [*entry.notes, *([f"paper {entry.paper}"] if entry.paper else [])]
+    wide = {"colspan": str(entry.span)} if entry.span > 1 else {}
+    found = "none" if entry.text == NONE else None
     # A phone shows each row as a card, and takes the heading from the attribute.
-    inside = element("strong", text) if best else text
-    return element("td", inside, data_heading=heading, class_="none" if text == NONE else None)
+    small = (element("small", note) for note in notes)
+    return element("td", text, entry.marks, *small, data_heading=entry.heading, class_=found, **wide)
 
 
-def _remarks(each: Summary, summaries: Sequence[Summary]) -> Markup:
-    own = facts(each.record)
-    differing = [own[key] for key in differences([other.record for other in summaries]) if key in own]
-    texts = [", ".join(differing), *remarks(each.record)]
-    return join(
-        element("small", each.status, class_="status") if each.status else None,
-        *(element("small", text) for text in texts if text),
+def _about_rows(panel: Panel) -> Markup | None:
+    items = [
+        element("li", element("strong", name), f" {ABOUT[row]}.") for row, name in panel.rows.items() if row in ABOUT
+    ]
+    return element("details", element("summary", "What the rows are"), element("ul", *items)) if items else None
+
+
+def _curves(grid: Grid, panel: Panel) -> list[Markup]:
+    charts = []
+    for column, head in enumerate(panel.heads):
+        head = f"{_capital(head)}. " if panel.columns[column] else ""
+        for servers, title in _SERVER.items():
+            curves = _lines(panel, column, servers)
+            if any(panel.rows[CENTER] != curve.label if CENTER in panel.rows else True for curve in curves):
+                charts.append(curve_chart(curves, head + title))
+        for key in grid.record.get("figure", []):
+            curves = _lines(panel, column, None, key) if key in _QUANTITIES else []
+            charts += [curve_chart(curves, head + _QUANTITIES[key], unit="")] if curves else []
+    return charts
+
+
+def _capital(head: str) -> str:
+    """A column's head as the start of a sentence; σ stays as it is."""
+    return head[:1].upper() + head[1:] if head.isascii() else head
+
+
+def _lines(panel: Panel, column: int, servers: Sequence[str | None] | None, key: str = "accuracy") -> list[Curve]:
+    """The curves of a column's rows, with Center in every chart to compare with; colours are by row."""
+    found = []
+    for index, (row, label) in enumerate(panel.rows.items()):
+        cell = panel.at(row, column)
+        if cell is None or not (servers is None or row == CENTER or cell.entry.get("server") in servers):
+            continue
+        points, band = cell.curve(key)
+        if points:
+            found.append(Curve(index, label, points, band, row == panel.leader))
+    return found
+
+
+def _coefficients(panel: Panel) -> Markup | None:
+    charts = []
+    for (row, column), cell in panel.cells.items():
+        run = next((run for run in cell.runs[:1] if run.coefficients), None)
+        if run is not None:
+            head = "" if column is None or not panel.columns[column] else f", {panel.heads[column]}"
+            seed = f", seed {run.config.get('seed')}" if len(cell.runs) > 1 else ""
+            charts.append(coefficient_chart(run, f"{panel.rows[row]}{head}{seed}"))
+    text = (
+        "Each dot is the coefficient of one anchor, a client’s update, in that round’s search. An anchor with a"
+        " negative coefficient is moved away from."
     )
+    more = charts[_SHOWN:]
+    folded = element("details", element("summary", f"{len(more)} more"), *more) if more else None
+    return _section("Coefficients", panel, text, *charts[:_SHOWN], folded)
 
 
-def _again(records: Sequence[Record]) -> Markup:
-    commands = (element("li", element("span", each.label), element("code", run_again(each))) for each in records)
-    written_by = versions(records)
+def _staleness(panel: Panel) -> Markup | None:
+    charts = []
+    for column, head in enumerate(panel.heads):
+        cells = [cell for (_, at), cell in panel.cells.items() if at == column]
+        values = [
+            [late for run in cell.runs for line in run.history for late in line.get("staleness", [])] for cell in cells
+        ]
+        most = max(values, key=lambda found: (sum(found), len(found)), default=[])
+        name = _capital(head) if panel.columns[column] else "Updates"
+        charts += [staleness_chart(most, name)] if most else []
+    text = "How many rounds after it was requested an update arrived, over all updates of a method that uses late ones."
+    return _section("Staleness", panel, text, *charts)
+
+
+def _left_out(grid: Grid) -> Markup | None:
+    items = [
+        element(
+            "li",
+            f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}: {reason}",
+            element("details", element("summary", "which"), ", ".join(cells)),
+        )
+        for reason, cells in grid.left_out.items()
+    ]
+    return _section("Left out", None, "", element("ul", *items) if items else None)
+
+
+def _configs(grid: Grid) -> Markup:
+    folded = []
+    for cell in grid.cells:
+        for run in cell.runs[:1]:
+            text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+            note = element("p", _made(run.made), class_="note") if run.made else None
+            folded.append(element("details", element("summary", cell.name), element("pre", text), note))
+    return element("section", element("h2", "Configs"), *folded, class_="folded")
+
+
+def _made(made: CellRecord) -> str:
+    """Versions and hashes of a run, hashes cut to what distinguishes them."""
+    hashes = {"source": made.get("source"), "config": made.get("config"), **made.get("data", {})}
+    found = {"feddle": made.get("feddle"), "torch": made.get("torch")}
+    found |= {name: str(value)[:12] for name, value in hashes.items() if value}
+    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+
+
+def _again(grid: Grid) -> Markup:
+    items = [
+        element("li", element("span", label) if label else None, element("code", command))
+        for label, command in grid.commands
+    ]
+    text = "Finished runs are not run again; stopped ones continue. The same cell and seed give the same number."
+    note = f"{text if 'cells' in grid.record else ''} {versions(grid.runs)}".strip()
     return element(
         "section",
         element("h2", "Run again"),
-        element("ul", *commands, class_="commands"),
-        element("p", written_by, class_="note") if written_by else None,
+        element("ul", *items, class_="commands"),
+        element("p", note, class_="note") if note else None,
     )
-
-
-def run_again(record: Record) -> str:
-    """The command that makes a run once more."""
-    return f"feddle run {shlex.quote(str(record.folder / CONFIG))}"
 
 
 def _asset(name: str) -> str:

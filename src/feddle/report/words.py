@@ -1,187 +1,170 @@
-"""The report's sentences."""
+"""The sentences of a report."""
 
-from collections.abc import Sequence
-from pathlib import PurePath
-from typing import Any
+from collections import Counter
+from statistics import fmean
 
-from feddle.report.records import Record, finite, value_in
-from feddle.report.summary import Summary, percent, points_between
+from feddle.report.grid import CENTER, Grid, Panel
+from feddle.report.numbers import listed, percent, signed
+from feddle.report.tables import from_clean, leaders
+
+ABOUT = {
+    "center": "trains on the server’s own data alone; no client takes part. The line to beat",
+    "fed+ft": "averages what is back in time, then fine-tunes on the server’s data",
+    "fed+ft-fedbuff": "collects late updates and adds their mean, then fine-tunes on the server’s data",
+    "hfcl": "lets the server train as one more client",
+    "feddf-id": "averages, then distils the clients’ predictions on the server’s data",
+    "feddle": "searches the merging coefficients on the server’s data",
+    "feddle-id": "searches the merging coefficients on the server’s data",
+    "fedavg": "averages what is back in time",
+    "fedavg-waiting": "averages, and waits for the slowest client of every round",
+    "fedasync": "mixes each client’s model in as it arrives",
+    "fedbuff": "collects late updates and adds their mean",
+    "ca2fl": "is FedBuff, with each update calibrated by the client’s last one",
+    "feddf-ood": "is FedDF, guided by data of another domain",
+    "feddle-ood": "is Feddle, guided by data of another domain",
+}
+_FEW = 4  # names that a sentence lists
 
 
-def headline(summaries: Sequence[Summary]) -> str:
-    """Who leads, in a few words; the summaries come best first."""
-    known = [each for each in summaries if each.accuracy is not None]
-    if not known:
-        return "No evaluation yet"
-    if len(known) == 1:
-        return f"{known[0].record.label} reaches {percent(known[0].accuracy)}"
-    level = [each for each in known if _gap(known[0], each) == 0]
-    if len(level) == len(known) and len(known) > 2:
-        return f"All {len(known)} runs are level"
+def headline(grid: Grid) -> str:
+    """The leader in a few words."""
+    places = [(panel, column) for panel in grid.panels for column in range(len(panel.columns))]
+    if len(places) == 1:
+        return _one_setting(grid.panels[0]) or grid.record.get("title", "No evaluation yet")
+    best = [leaders(panel, column) for panel, column in places]
+    wins = Counter(row for rows in best for row in rows)
+    if not wins:
+        return grid.record.get("title", "No evaluation yet")
+    names = {row: words for panel in grid.panels for row, words in panel.rows.items()}
+    first = [row for row, won in wins.items() if won == max(wins.values())]
+    if len(first) > 1:
+        return f"{listed([names[row] for row in first])} are level"
+    return f"{names[first[0]]} is best in {wins[first[0]]} of {sum(map(bool, best))} settings"
+
+
+def _one_setting(panel: Panel) -> str:
+    order = _ranking(panel, {0})
+    if not order:
+        return ""
+    (first, top), *others = order.items()
+    level = [panel.rows[row] for row, value in order.items() if value == top]
+    if not others:
+        return f"{panel.rows[first]} reaches {top:.1f}%"
+    if len(level) == len(order) > 2:
+        return f"All {len(level)} methods are level"
     if len(level) > 1:
-        return f"{shortlist([each.record.label for each in level])} are level"
-    return f"{known[0].record.label} leads by {_gap(known[0], known[1]):.1f} points"
+        return f"{listed(level)} are level"
+    return f"{panel.rows[first]} leads by {top - others[0][1]:.1f} points"
 
 
-def standing(summaries: Sequence[Summary]) -> str:
-    """The result in a sentence or two: the first, the second, the last, and what is not final."""
-    known = [each for each in summaries if each.accuracy is not None]
-    if not known:
-        return "None of the runs has been evaluated so far."
-    sentence = _lead(known)
-    missing = [each.record.label for each in summaries if each.accuracy is None]
-    if missing:
-        sentence += f" No evaluation yet: {shortlist(missing)}."
-    open_runs = [each.record.label for each in known if each.status]
-    if open_runs:
-        sentence += f" Not run to the end, so not final: {shortlist(open_runs)}."
-    return sentence
+def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
+    """The mean accuracy of each row over some columns, in per cent as it is shown, best first."""
+    found = {}
+    for row in panel.rows:
+        cells = [panel.at(row, column) for column in sorted(columns)]
+        values = [cell.accuracy.mean for cell in cells if cell is not None and cell.accuracy is not None]
+        if values:
+            found[row] = round(100 * fmean(values), 1)
+    return dict(sorted(found.items(), key=lambda each: each[1], reverse=True))
 
 
-def setting(records: Sequence[Record]) -> str:
-    """What all runs have in common, and in what they differ."""
-    all_facts = [facts(record) for record in records]
-    shared = [text for key, text in all_facts[0].items() if key not in differences(records)]
-    sentence = f"Setting: {', '.join(shared)}." if shared else ""
-    differing = differences(records)
-    if differing:
-        sentence += f" The runs differ in {shortlist(differing)}; each row of the table names its own."
-    return sentence.strip()
+def lead(grid: Grid) -> list[str]:
+    """The result in a few sentences."""
+    shown = grid.panels[:6]
+    sentences = [text for panel in shown for text in (_standing(grid, panel), _noise(grid, panel)) if text]
+    paper = "" if grid.quick else _against_the_paper(grid)
+    return [text for text in (*sentences, *_unfinished(grid), paper) if text]
 
 
-def differences(records: Sequence[Record]) -> list[str]:
-    """The names of the facts that are not the same in all runs."""
-    all_facts = [facts(record) for record in records]
-    keys = list(dict.fromkeys(key for each in all_facts for key in each))
-    return [key for key in keys if len({each.get(key) for each in all_facts}) > 1]
-
-
-def facts(record: Record) -> dict[str, str]:
-    """What the config says of the setting, each fact as a phrase; what it does not say is left out."""
-    config = record.config
-    sigma, per = _value(config, "delays", "sigma"), _value(config, "delays", "per")
-    phrases = {
-        "data set": _data_set(config),
-        "clients": _clients(config),
-        "partition": _partition(config),
-        "delay": _phrase("delay σ = {}", sigma) + (f" per {per}" if sigma and per else ""),
-        "rounds": _phrase("{} rounds", _value(config, "rounds")),
-        "seed": _phrase("seed {}", _value(config, "seed")),
-        "attack": _attack(config),
-        "server labels": _share("{} of the server’s labels wrong", config, "data", "server", "label_noise"),
-        "privacy": _phrase("privacy noise z = {}", _value(config, "privacy", "noise_multiplier")),
-    }
-    return {key: phrase for key, phrase in phrases.items() if phrase}
-
-
-def versions(records: Sequence[Record]) -> str:
-    """The versions of feddle and torch that wrote the results."""
-    named = []
-    for package in ("feddle", "torch"):
-        found = {str(record.result[package]): None for record in records if record.result.get(package)}
-        if found:
-            named.append(f"{package} {shortlist(list(found))}")
-    return f"Results written by {', '.join(named)}." if named else ""
-
-
-def remarks(record: Record) -> list[str]:
-    """What else is to be said of a run: the updates that its server refused, the privacy that its clients spent."""
-    return [text for text in (refusals(record), privacy_spent(record)) if text]
-
-
-def privacy_spent(record: Record) -> str:
-    """ε of the client that spent the most, or nothing."""
-    spent = record.result.get("privacy")
-    if not isinstance(spent, dict):
-        return ""
-    epsilon, delta, updates = (finite(spent.get(key)) for key in ("epsilon", "delta", "updates"))
-    if epsilon is None or delta is None or updates is None:
-        return ""
-    return f"privacy spent: ε = {epsilon:.3g} at δ = {delta:g} by the client with the most updates ({updates:g})"
-
-
-def refusals(record: Record) -> str:
-    """How many updates the server refused and why, or nothing."""
-    refused = record.result.get("refused")
-    if not isinstance(refused, dict) or not refused:
-        return ""
-    reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
-    return f"updates refused: {reasons}"
-
-
-def _lead(known: Sequence[Summary]) -> str:
-    first = known[0]
-    if len(known) == 1:
-        best, last_one = percent(first.accuracy), percent(first.last)
-        return f"The best of its last five evaluations is {best}, the last one {last_one}."
-    second, last = known[1], known[-1]
-    gap = _gap(first, second)
-    if gap == 0:
-        level = [each.record.label for each in known if _gap(first, each) == 0]
-        sentence = f"{shortlist(level)} end level at {percent(first.accuracy)}"
+def _standing(grid: Grid, panel: Panel) -> str:
+    """Who leads, over the columns that all rows have: otherwise a row with easy settings would win."""
+    known = [
+        {column for column, _ in enumerate(panel.columns) if (cell := panel.at(row, column)) and cell.accuracy}
+        for row in panel.rows
+    ]
+    shared = set.intersection(*filter(None, known)) if any(known) else set()
+    order = _ranking(panel, shared)
+    if len(order) < 2:
+        return _alone(panel) if len(panel.columns) == 1 else ""
+    (first, top), (second, next_best), *_ = order.items()
+    last = list(order)[-1]
+    where = "" if len(panel.columns) == 1 else " on average over the settings"
+    if len(shared) < len(panel.columns):
+        where = " in the one setting that all have" if len(shared) == 1 else f"{where} that all have"
+    name = f"{panel.title}: " if panel.title else ""
+    if top == next_best:
+        level = [panel.rows[row] for row, value in order.items() if value == top]
+        text = f"{name}{listed(level)} end level at {top:.1f}%{where}"
     else:
-        sentence = (
-            f"{first.record.label} reaches {percent(first.accuracy)}, {_points(gap)} ahead of"
-            f" {second.record.label} at {percent(second.accuracy)}"
+        points = "point" if round(top - next_best, 1) == 1 else "points"
+        text = (
+            f"{name}{panel.rows[first]} reaches {top:.1f}%{where}, {top - next_best:.1f} percentage {points} ahead of"
+            f" {panel.rows[second]} at {next_best:.1f}%"
         )
-    if len(known) > 2 and _gap(second, last) > 0:
-        sentence += f"; {last.record.label} comes last at {percent(last.accuracy)}"
-    return f"{sentence}."
+    if CENTER in order:
+        above = sum(value > order[CENTER] for value in order.values())
+        verb = "is" if above == 1 else "are"
+        text += f"; {above or 'none'} of the other {len(order) - 1} {verb} above Center ({order[CENTER]:.1f}%)"
+    elif len(order) > 2 and order[last] < next_best and not grid.record.get("title"):
+        text += f"; {panel.rows[last]} comes last at {order[last]:.1f}%"
+    return f"{text}."
 
 
-def _gap(high: Summary, low: Summary) -> float:
-    assert high.accuracy is not None
-    assert low.accuracy is not None
-    return points_between(high.accuracy, low.accuracy)
-
-
-def _points(gap: float) -> str:
-    return f"{gap:.1f} percentage {'point' if gap == 1 else 'points'}"
-
-
-def _clients(config: dict[str, Any]) -> str:
-    per_round = _value(config, "clients", "per_round")
-    phrase = _phrase("{} clients", _value(config, "clients", "count"))
-    return f"{phrase} ({per_round} a round)" if phrase and per_round else phrase
-
-
-def _partition(config: dict[str, Any]) -> str:
-    name, alpha = (_value(config, "data", "partition", key) for key in ("name", "alpha"))
-    if alpha:
-        return f"{(name or 'Dirichlet').replace('dirichlet', 'Dirichlet')} α = {alpha}"
-    return "" if name == "auto" else _phrase("{} partition", name)
-
-
-def _data_set(config: dict[str, Any]) -> str:
-    """The name of the data set; data of one's own goes by the name of its file or folder."""
-    path = _value(config, "data", "path")
-    return PurePath(path).name if path else _value(config, "data", "name")
-
-
-def _attack(config: dict[str, Any]) -> str:
-    name, factor = (_value(config, "attack", key) for key in ("name", "factor"))
-    phrase = f"{name} attack" + (f" ×{factor}" if factor not in ("", "1") else "")
-    return _share(phrase + " by {} of the clients", config, "attack", "share") if name else ""
-
-
-def _share(pattern: str, config: dict[str, Any], *keys: str) -> str:
-    """A phrase about a share, empty where the share is missing or 0."""
-    share = finite(value_in(config, keys))
-    return pattern.format(f"{100 * share:g} %") if share else ""
-
-
-def _value(config: dict[str, Any], *keys: str) -> str:
-    """The text of a plain value inside nested sections, empty where it is missing."""
-    value = value_in(config, keys)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+def _alone(panel: Panel) -> str:
+    runs = [run for run in panel.runs if run.accuracy is not None]
+    if not runs:
+        return "No run has been evaluated so far."
+    if len(runs) > 1:
         return ""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    best, last = percent(runs[0].accuracy), percent(runs[0].last_accuracy)
+    return f"The best of its last five evaluations is {best}, the last one {last}."
 
 
-def _phrase(pattern: str, value: str) -> str:
-    return pattern.format(value) if value else ""
+def _unfinished(grid: Grid) -> list[str]:
+    """The cells that are not final: by name if they are few, else how many."""
+    left = sum(map(len, grid.left_out.values()))
+    waiting = [cell.name for cell in grid.cells if cell.accuracy is None]
+    open_cells = [cell.name for cell in grid.cells if cell.accuracy is not None and not cell.is_final]
+    if left or len(waiting) > _FEW:
+        done = sum(cell.is_final for cell in grid.cells)
+        out = f", {left} left out because something they need is not available here (listed below)" if left else ""
+        return [f"{done} of {len(grid.cells)} cells are finished{out}."]
+    sentences = []
+    if waiting and len(waiting) < len(grid.cells):
+        sentences.append(f"No evaluation yet: {listed(waiting)}.")
+    if open_cells:
+        sentences.append(f"Not run to the end, so not final: {listed(open_cells, _FEW)}.")
+    return sentences
 
 
-def shortlist(words: Sequence[str]) -> str:
-    """Words as people list them: a, b and c."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+def _against_the_paper(grid: Grid) -> str:
+    """How far our numbers are from the paper's, for cells with its setting."""
+    known = [cell for cell in grid.cells if cell.entry.get("paper") and cell.is_final and cell.accuracy]
+    gaps = [
+        100 * cell.accuracy.mean - cell.entry["paper"][0]
+        for cell in known
+        if cell.is_table_setting and cell.accuracy and cell.entry["paper"]
+    ]
+    other = len(known) - len(gaps)
+    why = "since something stands in for what the paper used or their setting was changed"
+    if not gaps:
+        return f"No cell is compared with the paper, {why}." if other else ""
+    near, gap = sum(abs(each) <= 2 for each in gaps), fmean(gaps)
+    text = (
+        f"Against the paper: {near} of {len(gaps)} cells are within two points of its number, "
+        f"on average {abs(gap):.1f} points {'above' if gap > 0 else 'below'} it"
+    )
+    return f"{text}; {other} more {'is' if other == 1 else 'are'} not compared, {why}." if other else f"{text}."
+
+
+def _noise(grid: Grid, panel: Panel) -> str:
+    """What random labels cost each row, smallest loss first."""
+    sentences = []
+    for column, head in enumerate(panel.heads):
+        points = {panel.rows[row]: from_clean(panel, row, column) for row in panel.rows}
+        known = sorted(((loss, name) for name, loss in points.items() if loss is not None), key=lambda each: -each[0])
+        if known:
+            where = f"{panel.title}, {head}" if len(grid.panels) > 1 else head
+            texts = ", ".join(f"{name} {signed(loss)}" for loss, name in known)
+            sentences.append(f"{where}, in points from clean labels: {texts}.")
+    return " ".join(sentences)

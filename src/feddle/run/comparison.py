@@ -7,6 +7,7 @@ import yaml
 
 from feddle.core.durable import sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
+from feddle.records import CONFIG
 from feddle.run.folder import RunFolder, check_free, resume_run, run_config
 from feddle.run.load import parse_config, read_yaml
 from feddle.run.plan import Config
@@ -48,7 +49,7 @@ def comparison(path: Path) -> dict[str, Config]:
 
 def run_or_resume(config: Config, path: Path, listener: Listener, *, quiet: bool) -> None:
     """Run a config into its folder; what is finished stays, and what was stopped goes on."""
-    if (path / "config.yaml").is_file():
+    if (path / CONFIG).is_file():
         resume_run(path, listener, quiet=quiet)
     else:
         run_config(config, path, listener, quiet=quiet)

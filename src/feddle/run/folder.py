@@ -16,6 +16,7 @@ from safetensors.torch import save
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
+from feddle.records import CHECKPOINT, CONFIG, HISTORY, MODEL, RESULT, read_result
 from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, read_yaml
 from feddle.run.plan import Config, Plan
@@ -35,8 +36,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.history = path / "history.jsonl"
-        self.checkpoint = Checkpoint(path / "checkpoint")
+        self.history = path / HISTORY
+        self.checkpoint = Checkpoint(path / CHECKPOINT)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -56,22 +57,22 @@ class RunFolder:
     def begin(self, config: Plan) -> None:
         """Keep the config: from here on, the folder holds a run."""
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        self._replace("config.yaml", text.encode())
+        self._replace(CONFIG, text.encode())
 
     def config(self) -> Config:
         """The config of the run that the folder holds."""
-        if not (self.path / "config.yaml").is_file():
-            inside = sorted(str(c.parent) for c in self.path.glob("*/config.yaml"))
+        if not (self.path / CONFIG).is_file():
+            inside = sorted(str(c.parent) for c in self.path.glob(f"*/{CONFIG}"))
             raise FeddleError(
-                f"{self.path} holds no run (no config.yaml); "
+                f"{self.path} holds no run (no {CONFIG}); "
                 + (f"name one of those in it: {', '.join(inside)}" if inside else "name a folder of `feddle run`")
             )
-        if "federation" in read_yaml(self.path / "config.yaml"):
+        if "federation" in read_yaml(self.path / CONFIG):
             raise FeddleError(
                 f"{self.path} holds a real federation; to go on with it: feddle federation up --out {self.path}, "
                 "or `flwr run` with that folder as out"
             )
-        return load_config(self.path / "config.yaml")
+        return load_config(self.path / CONFIG)
 
     def append(self, line: Line) -> None:
         """Add a round to the history."""
@@ -109,7 +110,7 @@ class RunFolder:
             run.load_state_dict(self.checkpoint.state(), history, facts["seconds"])
         with self._writing():
             self.checkpoint.tidy()
-            (self.path / "result.json").unlink(missing_ok=True)  # of the stop: it would be shown while the run goes on
+            (self.path / RESULT).unlink(missing_ok=True)  # of the stop: it would be shown while the run goes on
             self.history.touch()
             os.truncate(self.history, 0 if facts is None else facts["history"])
 
@@ -131,10 +132,7 @@ class RunFolder:
 
     def is_finished(self) -> bool:
         """Whether the run has come to its end."""
-        try:
-            return bool(json.loads((self.path / "result.json").read_bytes())["finished"])
-        except (OSError, ValueError, TypeError, KeyError):
-            return False
+        return bool(read_result(self.path).get("finished"))
 
     def finish(self, run: Run[Runtime]) -> None:
         """Keep the model, then the result, which says that the run is finished: the checkpoint is not needed now."""
@@ -150,11 +148,11 @@ class RunFolder:
         self._keep_model(run)
 
     def _keep_result(self, result: Mapping[str, Any]) -> None:
-        self._replace("result.json", (json.dumps(result, indent=2) + "\n").encode())
+        self._replace(RESULT, (json.dumps(result, indent=2) + "\n").encode())
 
     def _keep_model(self, run: Run[Runtime]) -> None:
         state = run.federation.model.state_dict()
-        self._replace("model.safetensors", save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
+        self._replace(MODEL, save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
 
     def _replace(self, name: str, content: bytes) -> None:
         with self._writing():
@@ -166,7 +164,7 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            remedy = "" if (self.path / "config.yaml").exists() else "; name another folder with --out"
+            remedy = "" if (self.path / CONFIG).exists() else "; name another folder with --out"
             raise StoppedError(f"cannot write to {self.path}: {error.strerror}{remedy}") from error
 
 
@@ -201,7 +199,7 @@ def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> N
             )
     if facts.get("config") != made["config"]:
         raise FeddleError(
-            f"{path / 'config.yaml'} has been changed since the checkpoint, so the run cannot go on; "
+            f"{path / CONFIG} has been changed since the checkpoint, so the run cannot go on; "
             "undo the change, or start a new run with it: feddle run"
         )
     if facts.get("data", made["data"]) != made["data"]:
@@ -215,9 +213,7 @@ def check_free(path: Path) -> None:
     """Refuse a path that cannot become a run folder, before anything is computed for it."""
     if path.exists() and not path.is_dir():
         raise FeddleError(f"{path} is a file; name another folder with --out")
-    if any(
-        (path / name).exists() for name in ("config.yaml", "history.jsonl", "result.json", "checkpoint/manifest.json")
-    ):
+    if any((path / name).exists() for name in (CONFIG, HISTORY, RESULT, f"{CHECKPOINT}/manifest.json")):
         raise FeddleError(
             f"{path} already holds a run; name another folder with --out, remove it, "
             f"or go on with it if it was stopped: feddle resume {path}"

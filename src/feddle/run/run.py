@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from feddle.clients.attacks import NoAttack
+from feddle.clients.private import Privacy
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Round
@@ -19,6 +20,7 @@ from feddle.core.privacy import epsilon
 from feddle.core.search import Observer
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import Strategy
+from feddle.records import HistoryLine, PrivacySpent, Result, best
 from feddle.run.diagnostics import Diagnostics
 from feddle.run.plan import Plan, SimulationPlan
 from feddle.run.problem import Federation
@@ -113,7 +115,7 @@ class Run(Generic[Where]):
         before = self.history[-1] if self.history else {"bytes_up": 0, "bytes_down": 0}
         size = self.server.model.num_bytes
         number = self.server.version
-        line: Line = {
+        counted: HistoryLine = {
             "round": number,
             "version": self.server.version,
             "arrivals": len(happened.arrivals),
@@ -121,15 +123,15 @@ class Run(Generic[Where]):
             "bytes_up": before["bytes_up"] + happened.returned * size,
             "bytes_down": before["bytes_down"] + happened.dispatched * size,
             "loss": fmean(losses) if losses else None,
-            **happened.notes,
         }
+        line: Line = {**counted, **happened.notes}
         if self.diagnostics is not None and number % self.diagnostics.every == 0:
             line |= self.diagnostics.look(number, self.server.model, happened.arrivals)
         if number % self.plan.evaluation.every == 0 or number == self.plan.rounds:
             line |= self._evaluate(number)
         return line
 
-    def _evaluate(self, number: int) -> Line:
+    def _evaluate(self, number: int) -> HistoryLine:
         if self.federation.test is None:
             return {}
         self.layout.write(self.federation.model, self.server.model)
@@ -143,15 +145,15 @@ class Run(Generic[Where]):
 
     @property
     def result(self) -> dict[str, Any]:
-        """The summary of the run; `accuracy` is the best of the last five evaluations, the paper's rule."""
+        """The summary of the run: the fields of `Result`."""
         accuracies = [line["accuracy"] for line in self.history if "accuracy" in line]
         searched = [line for line in self.history if "negative_share" in line]
         anchors = sum(len(line["coefficients"]) for line in searched)
         negative = sum(line["negative_share"] * len(line["coefficients"]) for line in searched)
         last = self.history[-1] if self.history else {}
-        return {
+        kept: Result = {
             "method": self.method,
-            "accuracy": max(accuracies[-5:], default=None),
+            "accuracy": best(accuracies),
             "last_accuracy": accuracies[-1] if accuracies else None,
             "negative_share": negative / anchors if anchors else None,
             "seconds": round(self.seconds, 3),
@@ -162,25 +164,24 @@ class Run(Generic[Where]):
             "bytes_down": last.get("bytes_down", 0),
             "refused": dict(self.server.refused),
             "zero_updates": self.server.zero_updates,
-            **self._threats(),
+            "attack": None,
+            "privacy": None,
             "feddle": __version__,
             "torch": torch.__version__,
-            **self.runtime.facts(),
         }
+        if isinstance(self.plan, SimulationPlan):
+            attack = self.plan.attack
+            kept["attack"] = None if isinstance(attack, NoAttack) else attack.model_dump()
+            kept["privacy"] = self._spent(self.plan.privacy)
+        return {**kept, **self.runtime.facts()}
 
-    def _threats(self) -> dict[str, Any]:
-        """The attack, and the privacy that the client with the most jobs has spent.
-
-        A job counts whether its update has come back or not.
-        """
-        if not isinstance(self.plan, SimulationPlan):
-            return {"attack": None, "privacy": None}
-        attack, privacy, jobs = self.plan.attack, self.plan.privacy, self.server.most_jobs
-        spent = None
-        if privacy is not None:
-            amount = epsilon(jobs, privacy.noise_multiplier, privacy.delta)
-            spent = {"unit": "client", "updates": jobs, "epsilon": amount, "delta": privacy.delta}
-        return {"attack": None if isinstance(attack, NoAttack) else attack.model_dump(), "privacy": spent}
+    def _spent(self, privacy: Privacy | None) -> PrivacySpent | None:
+        """The privacy that the client with the most jobs has spent, whether its updates have come back or not."""
+        if privacy is None:
+            return None
+        jobs = self.server.most_jobs
+        spent = epsilon(jobs, privacy.noise_multiplier, privacy.delta)
+        return {"unit": "client", "updates": jobs, "epsilon": spent, "delta": privacy.delta}
 
 
 def parts_of(

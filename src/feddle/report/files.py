@@ -1,0 +1,165 @@
+"""A grid as files for a paper: tables as Markdown, LaTeX and CSV, figures as PNG and PDF."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from feddle.report.grid import Cell, Grid, Panel, distinct_names
+from feddle.report.numbers import NONE, Spread, mean_of
+from feddle.report.page import write_document
+from feddle.report.tables import QUICK, Entry, footnotes, from_clean, legend, results
+from feddle.report.warnings import sources, warnings
+
+_COSTS = ("seconds", "bytes_up", "bytes_down", "negative_share")
+
+
+def export(grids: Sequence[Grid], formats: Sequence[str], folder: Path) -> list[Path]:
+    """Write grids into a folder: each table format is one file a grid, each figure format one a setting."""
+    names = [grid.record["grid"] for grid in grids]
+    places = [place.replace("/", "-") for place in distinct_names([grid.folder for grid in grids])]
+    written = []
+    for grid, name, place in zip(grids, names, places, strict=True):
+        stem = name if names.count(name) == 1 else f"{name}-{place}"
+        for kind in dict.fromkeys(formats):
+            if kind in _TABLES:
+                ending, text = _TABLES[kind]
+                written.append(write_document(text(grid), folder / f"{stem}.{ending}"))
+            else:
+                from feddle.report.figures import draw
+
+                written += draw(grid, folder, kind, stem)
+    return written
+
+
+def _title(grid: Grid) -> str:
+    return grid.record.get("title", "Runs compared")
+
+
+def _notes(grid: Grid) -> list[str]:
+    left_out = [f"Left out, {len(cells)} of the cells: {reason}" for reason, cells in grid.left_out.items()]
+    return [legend(grid), *footnotes(grid), *warnings(grid), *left_out]
+
+
+def to_markdown(grid: Grid) -> str:
+    """Every panel as a Markdown table."""
+    blocks = [f"# {_title(grid)}\n"]
+    if grid.quick:
+        blocks.append(f"**{QUICK}**\n")
+    shown = 2 if any(cell.entry.get("paper") for cell in grid.cells) else 1  # our number, and the paper's beside it
+    for panel in grid.panels:
+        heads = [panel.axis, *(text for head in panel.heads for text in (head, "paper")[:shown])]
+        lines = [_bars(heads), _bars(["---"] * len(heads))]
+        for row in results(grid, panel, measures=False).rows:
+            texts = [text for entry in row.entries for text in _markdown_entry(entry)[:shown] * entry.span]
+            lines.append(_bars([row.label, *texts]))
+        blocks.append("\n".join([*([f"## {panel.title}\n"] if panel.title else []), *lines]) + "\n")
+    return "\n".join([*blocks, *(f"{note}\n" for note in _notes(grid))])
+
+
+def _markdown_entry(entry: Entry) -> list[str]:
+    """Our number and the paper's."""
+    notes = "".join(f" ({note})" for note in entry.notes)
+    return [_emphasised(entry, "**", "**", "<u>", "</u>") + entry.marks + notes, entry.paper or NONE]
+
+
+def to_latex(grid: Grid) -> str:
+    r"""Every panel as a booktabs table; it needs `\usepackage{booktabs}`."""
+    return "\n".join(_latex_panel(grid, panel) for panel in grid.panels)
+
+
+def _latex_panel(grid: Grid, panel: Panel) -> str:
+    notes = [*([QUICK] if grid.quick else []), *_notes(grid)]
+    small = " Small: the paper." if any(cell.entry.get("paper") for cell in panel.cells.values()) else ""
+    caption = ": ".join(filter(None, (_title(grid), panel.title)))
+    rows = [
+        " & ".join([_tex(row.label), *(text for entry in row.entries for text in [_latex_entry(entry)] * entry.span)])
+        for row in results(grid, panel, measures=False).rows
+    ]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_tex(caption)}.{small}}}",
+            rf"\begin{{tabular}}{{l{'c' * len(panel.columns)}}}",
+            r"\toprule",
+            " & ".join(["", *map(_tex, panel.heads)]) + r" \\",
+            r"\midrule",
+            *(rf"{row} \\" for row in rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\par\smallskip\footnotesize {_tex(' '.join(notes))}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _latex_entry(entry: Entry) -> str:
+    ours = _tex(_emphasised(entry, "\0", "\2", "\1", "\2"))
+    for mark, command in (("\0", r"\textbf{"), ("\1", r"\underline{"), ("\2", "}"), (NONE, "--")):
+        ours = ours.replace(mark, command)
+    small = [*entry.notes, *([f"({entry.paper})"] if entry.paper else [])]
+    return ours + _tex(entry.marks) + "".join(rf" {{\scriptsize {_tex(text)}}}" for text in small)
+
+
+def _emphasised(entry: Entry, bold: str, end_bold: str, line: str, end_line: str) -> str:
+    text = f"{line}{entry.text}{end_line}" if entry.above_center else entry.text
+    return f"{bold}{text}{end_bold}" if entry.best else text
+
+
+def _bars(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+
+def _tex(text: str) -> str:
+    known = {"σ": r"$\sigma$", "λ": r"$\lambda$", "·": r"$\cdot$", "α": r"$\alpha$", "±": r"$\pm$", "−": "$-$"}
+    marks = {"†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"\S{}", "’": "'", "–": "--"}
+    named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum"}
+    special = {c: f"\\{c}" for c in "&%$#_{}"} | {c: rf"\text{name}{{}}" for c, name in named.items()}
+    return "".join({**special, **known, **marks}.get(char, char) for char in text)
+
+
+def to_csv(grid: Grid) -> str:
+    """One line for each cell, with every number of the page and what to know before it is used."""
+    axes = list(grid.record["axes"])
+    rows = [{**{axis: cell.entry["key"].get(axis, "") for axis in axes}, **_columns(grid, cell)} for cell in grid.cells]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]) if rows else axes, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
+    entry = cell.entry
+    costs = {name: mean_of([getattr(run, name) for run in cell.runs]) for name in _COSTS}
+    places = [(panel, *at) for panel in grid.panels for at, each in panel.cells.items() if each is cell]
+    points = next((from_clean(panel, row, at) for panel, row, at in places if at is not None), None)
+    paper: Sequence[float | str] = entry.get("paper") or ("", "")
+    return {
+        **_numbers(cell.accuracy, "mean", "std"),
+        "seeds": cell.accuracy.count if cell.accuracy else "",
+        **_numbers(cell.spread("last_accuracy"), "last_mean", "last_std"),
+        "paper_mean": paper[0],
+        "paper_std": paper[1],
+        **{name: "" if value is None else f"{value:g}" for name, value in costs.items()},
+        "final": int(cell.is_final),
+        "quick": int(grid.quick),
+        "substitute": entry.get("substitute", ""),
+        "left_out": entry.get("left_out", ""),
+        "changed": " ".join(entry.get("changed") or ()),
+        "other_config": int(any(cell.differs(run) for run in cell.runs)),
+        "from_clean": "" if points is None else f"{points:g}",
+        "feddle": " ".join(dict.fromkeys(run.made["feddle"] for run in cell.runs if "feddle" in run.made)),
+        "source": " ".join(dict.fromkeys(source for run in cell.runs for source in sources(run))),
+    }
+
+
+def _numbers(spread: Spread | None, mean: str, std: str) -> dict[str, str]:
+    """Mean and standard deviation in per cent."""
+    values = (None, None) if spread is None else (spread.mean, spread.std)
+    return {name: "" if v is None else f"{100 * v:.3f}" for name, v in zip((mean, std), values, strict=True)}
+
+
+_TABLES = {"csv": ("csv", to_csv), "markdown": ("md", to_markdown), "latex": ("tex", to_latex)}

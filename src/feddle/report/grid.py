@@ -1,0 +1,311 @@
+"""Grids of runs: a table that `feddle reproduce` filled, or single runs, compared by method."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from feddle.core.errors import FeddleError
+from feddle.records import (
+    CONFIG,
+    GRID,
+    CellEntry,
+    GridRecord,
+    HistoryLine,
+    RunRecord,
+    finite,
+    read_grid_record,
+    read_run,
+)
+from feddle.report.numbers import Spread, listed, spread_of
+
+CENTER = "center"
+PANEL_AXES = ("model", "dataset")  # each of their values has tables of its own
+_KEYS = {  # where a config has the value of a column
+    "dirichlet": ("data", "partition", "alpha"),
+    "delay_sigma": ("delays", "sigma"),
+    "label_noise": ("data", "label_noise"),
+}
+_HOW = ("seed", "workers", "checkpoint")  # keys that do not change what a config computes
+
+Points = list[tuple[int, float]]
+Band = list[tuple[int, float, float]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one setting, with a run for each seed."""
+
+    name: str
+    entry: CellEntry
+    runs: Sequence[RunRecord]
+
+    def spread(self, number: str) -> Spread | None:
+        """A number of its runs: accuracy, last_accuracy, seconds, negative_share, bytes_up or bytes_down."""
+        return spread_of([getattr(run, number) for run in self.runs])
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """Test accuracy by the paper's rule."""
+        return self.spread("accuracy")
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all of its runs are finished."""
+        return bool(self.runs) and not any(run.status for run in self.runs)
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the server holds data of the clients' task; the paper compares such methods with each other."""
+        return self.entry.get("server") == "own"
+
+    @property
+    def is_table_setting(self) -> bool:
+        """Whether its runs have the setting of the table: nothing substituted, nothing changed."""
+        other = any(self.differs(run) for run in self.runs)
+        return not (self.entry.get("substitute") or self.entry.get("changed") or other)
+
+    def differs(self, run: RunRecord) -> bool:
+        """Whether a run has another config than the grid says."""
+        return "config" in run.made and run.made["config"] != self.entry.get("config")
+
+    def time_of(self, run: RunRecord, at: int) -> float:
+        """When a round of one of its runs ended, in rounds of a server that does not wait."""
+        clock = run.made.get("clock", [])
+        return float(clock[at - 1]) if at <= len(clock) else float(at)
+
+    def curve(self, field: str = "accuracy") -> tuple[Points, Band]:
+        """The mean over seeds in the rounds that all seeds have, and the range of the seeds.
+
+        The range of a single seed is that of its clients, where the field has one.
+        """
+        curves = [dict(run.curve) if field == "accuracy" else _values(run.history, field, "mean") for run in self.runs]
+        shared = sorted(set.intersection(*map(set, curves))) if curves else []
+        values = {at: [curve[at] for curve in curves] for at in shared}
+        band = [(at, min(found), max(found)) for at, found in values.items()]
+        if len(curves) == 1:
+            low, high = (_values(self.runs[0].history, field, end) for end in ("min", "max"))
+            band = [(at, low[at], high[at]) for at in low if at in high] if low != high else []
+        return [(at, fmean(found)) for at, found in values.items()], band
+
+
+def _values(history: Sequence[HistoryLine], field: str, part: str) -> dict[int, float]:
+    """A field of the history by round: of a mapping one part, of a list its first number."""
+    found = {}
+    for line in history:
+        value: Any = line.get(field)
+        value = value.get(part) if isinstance(value, dict) else value
+        number = finite(value[0] if isinstance(value, list) and value else value)
+        if number is not None:
+            found[line["round"]] = number
+    return found
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The cells with one model and data set, as rows by columns. A cell may belong to all columns."""
+
+    title: str
+    rows: Mapping[str, str]  # row names for readers
+    columns: Sequence[Mapping[str, Any]]
+    heads: Sequence[str]  # column names for readers
+    cells: Mapping[tuple[str, int | None], Cell]
+    axis: str = "method"  # of the rows
+    leader: str = CENTER  # the row that charts emphasise
+
+    def at(self, row: str, column: int) -> Cell | None:
+        """The cell in a place, or the one that belongs to all columns."""
+        return self.cells.get((row, column), self.cells.get((row, None)))
+
+    def column(self, column: int) -> dict[str, Cell]:
+        """The cells of a column by row."""
+        return {row: cell for row in self.rows if (cell := self.at(row, column)) is not None}
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """All runs of its cells."""
+        return [run for cell in self.cells.values() for run in cell.runs]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A grid, read."""
+
+    folder: Path
+    record: GridRecord
+    panels: Sequence[Panel]
+    cells: Sequence[Cell]
+    commands: Sequence[tuple[str, str]]  # a label and the command that repeats it
+
+    @property
+    def quick(self) -> bool:
+        """Whether its runs are small and short, and so not results."""
+        return bool(self.record.get("quick"))
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """All runs of its cells."""
+        return [run for cell in self.cells for run in cell.runs]
+
+    @property
+    def left_out(self) -> dict[str, list[str]]:
+        """The names of the cells that are left out, by reason."""
+        reasons: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if reason := cell.entry.get("left_out"):
+                reasons.setdefault(reason, []).append(cell.name)
+        return reasons
+
+
+def is_grid(folder: Path) -> bool:
+    """Whether `feddle reproduce` wrote a folder."""
+    return (folder / GRID).is_file()
+
+
+def read_grids(folders: Sequence[Path]) -> list[Grid]:
+    """The grids in these folders; single runs, or folders of them, together are one more."""
+    singles = [folder for folder in folders if not is_grid(folder)]
+    grids = [read_grid(folder) for folder in folders if is_grid(folder)]
+    return [*grids, grid_of_runs(singles)] if singles or not grids else grids
+
+
+def read_grid(folder: Path) -> Grid:
+    """Read a folder of `feddle reproduce`; runs may be missing or unfinished."""
+    try:
+        record = read_grid_record(folder)
+        cells = [_read_cell(folder, name, entry) for name, entry in record["cells"].items()]
+        panels = _panels(record, cells)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        if isinstance(error, FeddleError):
+            raise
+        raise FeddleError(
+            f"{folder / GRID}: expected a grid of `feddle reproduce`, but {type(error).__name__} {error}; "
+            "remove that file and run it again, which keeps the runs beside it"
+        ) from error
+    if record.get("quick"):
+        panels = [replace(panel, title=f"{panel.title} (quick)") for panel in panels]
+    commands = [*record.get("asked", []), f"feddle report {shlex.quote(str(folder))}"]
+    return Grid(folder, record, panels, cells, [("", command) for command in commands])
+
+
+def grid_of_runs(folders: Sequence[Path]) -> Grid:
+    """Single runs as a grid with one column: one row for each config, best first; its seeds are one cell."""
+    runs = [read_run(folder) for folder in _run_folders(folders)]
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        config = {key: value for key, value in run.config.items() if key not in _HOW}
+        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(run)
+    members = list(groups.values())
+    if any(len({str(run.config.get("seed")) for run in group}) < len(group) for group in members):
+        members = [[run] for run in runs]  # the same run twice is not a second seed
+    labels = _labels([group[0] for group in members])
+    cells = [Cell(label, {"key": {"method": label}}, group) for label, group in zip(labels, members, strict=True)]
+    cells.sort(key=lambda cell: -1.0 if cell.accuracy is None else cell.accuracy.mean, reverse=True)
+    record: GridRecord = {
+        "grid": "runs",
+        "axes": {"method": [{"value": cell.name, "words": cell.name} for cell in cells]},
+    }
+    panels = [replace(panel, leader=cells[0].name) for panel in _panels(record, cells)]
+    commands = [
+        (cell.name, f"feddle run {shlex.quote(str(run.folder / CONFIG))}") for cell in cells for run in cell.runs
+    ]
+    return Grid(cells[0].runs[0].folder.parent, record, panels, cells, commands)
+
+
+def _run_folders(folders: Sequence[Path]) -> list[Path]:
+    """Each run folder once; a folder of run folders stands for those, sorted by name."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        inside = [folder]
+        if folder.is_dir() and not (folder / CONFIG).is_file():
+            inside = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+        if not inside:
+            raise FeddleError(
+                f"{folder}: expected a run folder or a folder of them, but found no {CONFIG}"
+                " in it or one level below; name a folder of `feddle run`"
+            )
+        for run in inside:
+            found.setdefault(run.resolve(), run)
+    if not found:
+        raise FeddleError("expected at least one run folder, but none was given; name one, such as runs/feddle")
+    return list(found.values())
+
+
+def _labels(runs: Sequence[RunRecord]) -> list[str]:
+    """The method of each run; with its folder where several runs have the same method."""
+    methods = [run.method for run in runs]
+    names = distinct_names([run.folder for run in runs])
+    labels = []
+    for method, name in zip(methods, names, strict=True):
+        # Folders are often named after their method: `feddle (feddle-seed1)` would repeat it.
+        repeated = name.startswith(method) and name != method
+        labels.append(method if methods.count(method) == 1 else name if repeated else f"{method} ({name})")
+    return labels
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """The shortest endings of the paths that distinguish all folders."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _read_cell(folder: Path, name: str, entry: CellEntry) -> Cell:
+    place = folder / name
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise FeddleError(f"{folder / GRID}: the cell {name} is outside of the grid's folder; run it again")
+    inside = sorted(place.glob(f"seed*/{CONFIG}"), key=lambda path: (len(path.parent.name), path.parent.name))
+    return Cell(name, entry, [read_run(path.parent) for path in inside])
+
+
+def _panels(record: GridRecord, cells: Sequence[Cell]) -> list[Panel]:
+    """The cells in tables, one for each model and data set."""
+    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(cell.entry["key"].get(axis) for axis in PANEL_AXES), []).append(cell)
+    return [_panel(record, members) for members in groups.values()]
+
+
+def _panel(record: GridRecord, cells: Sequence[Cell]) -> Panel:
+    axes = record["axes"]
+    row_axis = next(reversed(axes))
+    names = {axis: {str(each["value"]): each["words"] for each in values} for axis, values in axes.items()}
+    column_axes = [axis for axis in axes if axis not in (*PANEL_AXES, row_axis)]
+    keys = [{axis: value for axis, value in cell.entry["key"].items() if axis in column_axes} for cell in cells]
+    columns = [key for i, key in enumerate(keys) if len(key) == len(column_axes) and key not in keys[:i]] or [{}]
+    heads = []
+    for key in columns:
+        inside = [cell for cell in cells if key.items() <= cell.entry["key"].items()]
+        words = [_head(names[axis][str(value)], axis, value, inside) for axis, value in key.items()]
+        heads.append(", ".join(words) or "Accuracy")
+    placed = {
+        (str(cell.entry["key"][row_axis]), columns.index(key) if key in columns else None): cell
+        for cell, key in zip(cells, keys, strict=True)
+    }
+    rows = {row: words for row, words in names[row_axis].items() if any(row == at for at, _ in placed)}
+    first = cells[0].entry["key"]
+    title = " · ".join(names[axis][str(first[axis])] for axis in PANEL_AXES if axis in first)
+    return Panel(title, rows, columns, heads, placed, row_axis)
+
+
+def _head(words: str, axis: str, value: Any, cells: Sequence[Cell]) -> str:
+    """The name of a column's value; and the value that its cells were run with, if that differs."""
+    # A server that waits for its clients has no delays; it pays for them in time.
+    configs = [run.config for cell in cells if cell.entry.get("waits") is None for run in cell.runs]
+    found = [finite(value_in(config, _KEYS[axis])) for config in configs] if axis in _KEYS else []
+    ran = list(dict.fromkeys(number for number in found if number is not None))
+    return words if ran in ([], [value]) else f"{words} (run with {listed([f'{number:g}' for number in ran])})"
+
+
+def value_in(config: Mapping[str, Any], keys: Sequence[str]) -> object:
+    """The value inside nested sections of a config; None if it is missing."""
+    value: object = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,81 @@
+"""Numbers and lists as people read them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+NONE = "–"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A number over seeds."""
+
+    mean: float
+    std: float | None
+    count: int
+
+    @property
+    def tenths(self) -> float:
+        """The mean in per cent as it is shown; values with the same decimal count as equal."""
+        return round(100 * self.mean, 1)
+
+
+def spread_of(values: Sequence[float | None]) -> Spread | None:
+    """Mean and standard deviation of the known values."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """The mean of the known values."""
+    spread = spread_of(values)
+    return None if spread is None else spread.mean
+
+
+def spread_text(spread: Spread | None) -> str:
+    """A share as mean ± standard deviation in per cent; one seed has no deviation."""
+    if spread is None:
+        return NONE
+    return f"{spread.tenths:.1f}" + ("" if spread.std is None else f" ± {100 * spread.std:.1f}")
+
+
+def percent(value: float | None) -> str:
+    """A fraction as a percentage with one decimal."""
+    return NONE if value is None else f"{round(100 * value, 1):.1f}%"
+
+
+def signed(points: float) -> str:
+    """A difference in points: −1.2, +0.3."""
+    return f"{points:+.1f}".replace("-", "−") if points else "±0.0"
+
+
+def duration(seconds: float | None) -> str:
+    """A time as people say it: 61.2 s, 12 min 05 s, 3 h 20 min."""
+    if seconds is None:
+        return NONE
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def megabytes(count: float | None) -> str:
+    """Bytes in MB (10^6), with one decimal below 100."""
+    if count is None:
+        return NONE
+    size = count / 1e6
+    return f"{size:,.1f}" if size < 99.95 else f"{size:,.0f}"
+
+
+def listed(words: Sequence[str], most: int | None = None) -> str:
+    """Words as people list them: a, b and c; each once, and at most so many."""
+    words = list(dict.fromkeys(words))
+    if most is not None and len(words) > most:
+        words = [*words[:most], f"{len(words) - most} more"]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

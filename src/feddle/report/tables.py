@@ -1,0 +1,260 @@
+"""The tables of a report: results and cost, independent of the format that shows them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from feddle.records import RunRecord
+from feddle.report.grid import CENTER, Cell, Grid, Panel
+from feddle.report.numbers import NONE, Spread, duration, mean_of, megabytes, percent, signed, spread_of, spread_text
+from feddle.report.setting import differences, facts, remarks
+
+QUICK = (
+    "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works; they"
+    " are not the paper’s setting, and not to be compared with its numbers."
+)
+MEASURES = ("Last", "Time", "Negative", "MB up", "MB down")
+_ABOUT_MEASURES = (
+    " Last: the last evaluation. Negative: share of the coefficients below zero."
+    " MB: 10⁶ bytes sent by and to the clients."
+)
+_HEADS = {
+    "dirichlet": "Dir(α): how unevenly the classes are spread over the clients; 0.1 is very uneven, 1 much less.",
+    "delay_sigma": "σ: how late updates come back, in rounds, as the spread of a half-normal distribution.",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place in a table."""
+
+    heading: str
+    text: str = NONE
+    best: bool = False  # bold
+    above_center: bool = False  # underlined
+    marks: str = ""  # † substitute, § changed by the user, ‡ not final
+    paper: str = ""
+    notes: Sequence[str] = ()
+    span: int = 1  # columns
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table; `notes` and `status` belong to its label."""
+
+    label: str
+    entries: Sequence[Entry]
+    best: bool = False
+    status: str = ""
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings."""
+
+    label: str  # heading of the row names
+    headings: Sequence[str]
+    rows: Sequence[Row]
+
+
+def results(grid: Grid, panel: Panel, *, measures: bool = True) -> Table:
+    """The accuracy of every cell; a panel with one column also has the other measures of its runs."""
+    one = len(panel.columns) == 1 and measures
+    rows = []
+    for row, label in panel.rows.items():
+        entries = _accuracies(panel, row)
+        cell = panel.at(row, 0)
+        if one and cell is not None:
+            entries += _measures(panel, cell)
+            status = next((run.status for run in cell.runs if run.status), "")
+            rows.append(Row(label, entries, row in leaders(panel, 0), status, _row_notes(grid, cell)))
+        else:
+            rows.append(Row(label, entries))
+    return Table(_heading(panel), [*panel.heads, *(MEASURES if one else ())], rows)
+
+
+def _heading(panel: Panel) -> str:
+    return panel.axis.replace("_", " ").capitalize()
+
+
+def _accuracies(panel: Panel, row: str) -> list[Entry]:
+    entries = [_accuracy(panel, row, column) for column in range(len(panel.columns))]
+    if (row, None) in panel.cells and len(entries) > 1 and len({entry.best for entry in entries}) == 1:
+        return [replace(entries[0], heading="all settings", span=len(entries))]
+    return entries
+
+
+def _accuracy(panel: Panel, row: str, column: int) -> Entry:
+    heading, cell = panel.heads[column], panel.at(row, column)
+    if cell is None:
+        return Entry(heading)
+    cells = panel.column(column)
+    alike = [each for each in cells.values() if each.has_own_data == cell.has_own_data]
+    center, paper, points = cells.get(CENTER), cell.entry.get("paper"), from_clean(panel, row, column)
+    absent = ["left out"] if cell.entry.get("left_out") and not cell.runs else []
+    clean = [] if points is None else [f"{signed(points)} from clean labels"]
+    ours, floor = cell.accuracy, center.accuracy if center and row != CENTER else None
+    unit = "" if ours is None or panel.columns[column] else "%"
+    return Entry(
+        heading,
+        spread_text(ours) + unit,
+        best=row in leaders(panel, column) or is_best(ours, [each.accuracy for each in alike]),
+        above_center=ours is not None and floor is not None and ours.tenths > floor.tenths,
+        marks=marks(cell),
+        paper="" if paper is None else f"{paper[0]:.1f} ± {paper[1]:.1f}",
+        notes=[*absent, *clean],
+    )
+
+
+def _measures(panel: Panel, cell: Cell) -> list[Entry]:
+    def mean(number: str) -> float | None:
+        return mean_of([getattr(run, number) for run in cell.runs])
+
+    last, others = cell.spread("last_accuracy"), [each.spread("last_accuracy") for each in panel.cells.values()]
+    texts = [
+        percent(mean("last_accuracy")),
+        duration(mean("seconds")),
+        percent(mean("negative_share")),
+        megabytes(mean("bytes_up")),
+        megabytes(mean("bytes_down")),
+    ]
+    return [
+        Entry(head, text, head == "Last" and is_best(last, others)) for head, text in zip(MEASURES, texts, strict=True)
+    ]
+
+
+def _row_notes(grid: Grid, cell: Cell) -> list[str]:
+    """What distinguishes the setting of a row from the others, and remarks about its runs."""
+    differing = differences(grid.runs)
+    own = [found for key in differing if len(found := {facts(run.config).get(key) for run in cell.runs}) == 1]
+    setting = ", ".join(text for found in own for text in found if text)
+    return [text for text in dict.fromkeys([setting, *(text for run in cell.runs for text in remarks(run))]) if text]
+
+
+def is_best(ours: Spread | None, among: Sequence[Spread | None]) -> bool:
+    """Whether a number shows as the highest of several; equal to one decimal is equal."""
+    known = [other.tenths for other in among if other is not None]
+    return len(known) > 1 and ours is not None and ours.tenths == max(known)
+
+
+def leaders(panel: Panel, column: int) -> list[str]:
+    """The best rows of a column; none if there is nothing to compare."""
+    cells = panel.column(column)
+    return [row for row, cell in cells.items() if is_best(cell.accuracy, [each.accuracy for each in cells.values()])]
+
+
+def marks(cell: Cell) -> str:
+    """The marks of a cell that has been run."""
+    found = {"†": cell.entry.get("substitute"), "§": cell.entry.get("changed"), "‡": not cell.is_final}
+    return "".join(mark for mark, holds in found.items() if holds) if cell.runs else ""
+
+
+def from_clean(panel: Panel, row: str, column: int) -> float | None:
+    """Points between a cell with random labels and the same one with clean labels, as both are shown."""
+    key = panel.columns[column]
+    same = {**key, "label_noise": 0}
+    if not key.get("label_noise") or same not in panel.columns:
+        return None
+    noisy, clean = (panel.cells.get((row, at)) for at in (column, panel.columns.index(same)))
+    if noisy is None or clean is None or noisy.accuracy is None or clean.accuracy is None:
+        return None
+    return round(noisy.accuracy.tenths - clean.accuracy.tenths, 1)
+
+
+def legend(grid: Grid) -> str:
+    """What the numbers, bold and underlined mean."""
+    above = " Underlined: above Center." if any(CENTER in panel.rows for panel in grid.panels) else ""
+    both = len({cell.has_own_data for cell in grid.cells if cell.runs}) > 1
+    groups = " and, as in the paper, of the methods with and of those without in-domain data at the server"
+    return (
+        "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; mean ± standard deviation"
+        f" where there are several seeds. Bold: the best of its column{groups if both else ''}.{above}"
+    )
+
+
+def footnotes(grid: Grid) -> list[str]:
+    """The meaning of the marks that the tables of a grid have."""
+    ran = [cell for cell in grid.cells if cell.runs]
+    notes = []
+    if substitutes := list(dict.fromkeys(text for cell in ran if (text := cell.entry.get("substitute")))):
+        notes.append(f"† {'; '.join(substitutes)}.")
+    if changed := list(dict.fromkeys(text for cell in ran for text in cell.entry.get("changed") or ())):
+        notes.append(f"§ Run with {', '.join(changed)}.")
+    if any(not cell.is_final for cell in ran):
+        notes.append("‡ Not run to the end, so not final.")
+    return notes
+
+
+def table_notes(grid: Grid, panel: Panel) -> list[str]:
+    """Everything that a reader of the results needs to know."""
+    heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
+    small = " Small: the paper’s number." if any(cell.entry.get("paper") for cell in grid.cells) else ""
+    measures = _ABOUT_MEASURES if len(panel.columns) == 1 else ""
+    return [*heads, legend(grid) + measures + small, *footnotes(grid)]
+
+
+def cost(panel: Panel, requested: float | None) -> Table:
+    """What each row costs until a target accuracy; of several columns, also what a run costs."""
+    targets = [_target(panel, column, requested) for column in range(len(panel.columns))]
+    whole = ["Time a run", "MB a run"] if len(targets) > 1 else []
+    names = [f"{head}: to" if key else "To" for head, key in zip(panel.heads, panel.columns, strict=True)]
+    heads = [f"{name} {percent(target)}" for name, target in zip(names, targets, strict=True)]
+    rows = []
+    for row, label in panel.rows.items():
+        runs = [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]
+        prices = [
+            _price(head, panel.at(row, column), target)
+            for column, (head, target) in enumerate(zip(heads, targets, strict=True))
+        ]
+        if runs:
+            rows.append(Row(label, [*map(Entry, whole, _whole_runs(runs)), *prices]))
+    return Table(_heading(panel), [*whole, *heads], rows)
+
+
+def _whole_runs(runs: Sequence[RunRecord]) -> list[str]:
+    sent = [None if run.bytes_up is None or run.bytes_down is None else run.bytes_up + run.bytes_down for run in runs]
+    return [duration(mean_of([run.seconds for run in runs])), megabytes(mean_of(sent))]
+
+
+def _target(panel: Panel, column: int, requested: float | None) -> float | None:
+    """The requested accuracy; by default the median of the column's methods."""
+    cells = panel.column(column)
+    found = [cell.accuracy.mean for row, cell in cells.items() if row != CENTER and cell.accuracy]
+    return requested if requested is not None else median(found) if found else None
+
+
+@dataclass(frozen=True)
+class Price:
+    """The cost of the first evaluation at or above a target, as a mean over the seeds that reached it."""
+
+    time: float  # in rounds of a server that does not wait
+    megabytes: float  # up and down together
+    reached: int  # seeds
+
+
+def price(cell: Cell, target: float) -> Price | None:
+    """None if no seed reached the target."""
+    paid = [found for run in cell.runs if (found := _paid(cell, run, target)) is not None]
+    times, sizes = (spread_of(found) for found in zip(*paid, strict=True)) if paid else (None, None)
+    return None if times is None or sizes is None else Price(times.mean, sizes.mean, len(paid))
+
+
+def _paid(cell: Cell, run: RunRecord, target: float) -> tuple[float, float] | None:
+    for at, accuracy in run.curve:
+        if round(accuracy, 3) >= round(target, 3):  # as they are shown
+            line = next(line for line in run.history if line["round"] == at)
+            return cell.time_of(run, at), (line.get("bytes_up", 0) + line.get("bytes_down", 0)) / 1e6
+    return None
+
+
+def _price(heading: str, cell: Cell | None, target: float | None) -> Entry:
+    if cell is None or target is None:
+        return Entry(heading)
+    if cell.entry["key"].get("method") == CENTER:
+        return Entry(heading, "no clients")
+    paid = price(cell, target)
+    if paid is None:
+        return Entry(heading, "not reached" if cell.runs else NONE)
+    some = "" if paid.reached == len(cell.runs) else f", {paid.reached} of {len(cell.runs)} seeds"
+    return Entry(heading, f"{paid.time:.0f} rounds", notes=[f"{megabytes(1e6 * paid.megabytes)} MB{some}"])

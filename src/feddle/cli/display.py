@@ -1,6 +1,5 @@
 """Live progress on a terminal, plain lines elsewhere."""
 
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -27,9 +26,7 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
 

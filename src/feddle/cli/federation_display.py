@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
@@ -33,9 +32,7 @@ class FederationDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 

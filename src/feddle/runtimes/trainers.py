@@ -1,6 +1,5 @@
 """Who does the clients' work in a simulation."""
 
-from types import TracebackType
 from typing import Protocol, Self
 
 from feddle.clients.work import Work
@@ -13,14 +12,14 @@ class Trainer(Protocol):
     """Does the clients' work, at any time between a job's start and its end."""
 
     def submit(self, job: Job, start: Weights, due: int) -> None:
-        """Announce a job whose result is wanted in round `due`."""
+        """Announce a job whose result is required in round `due`."""
 
     def result(self, job: Job) -> Update:
-        """The job's update; waits for it if need be."""
+        """The job's update; waits until it is ready."""
 
 
 class InlineTrainer:
-    """Trains a job in this process when its result is wanted."""
+    """Trains a job in this process when its result is required."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
@@ -29,9 +28,7 @@ class InlineTrainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._starts.clear()
 
     def submit(self, job: Job, start: Weights, due: int) -> None:  # noqa: ARG002
@@ -44,5 +41,5 @@ class InlineTrainer:
             return self.work(job, self._starts.pop(job))
         except FeddleError:
             raise
-        except Exception as error:  # as the workers tell it
+        except Exception as error:  # reported as by the workers
             raise StoppedError(f"training client {job.client} failed: {type(error).__name__}: {error}") from error

@@ -15,7 +15,6 @@ from heapq import heappop, heappush
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Self
 
 from feddle.clients.work import Work
@@ -85,9 +84,7 @@ class WorkerPool:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing = True
         self._wake.send_bytes(b"close")
         self._listener.join()
@@ -104,21 +101,18 @@ class WorkerPool:
         with self._changed:
             task = self._tasks[job] = _Task(job, start, (due, next(self._counter)))
             heappush(self._pending, (task.order, task))
-            self._mend()
-            self._feed()
+            self._mend_and_feed()
 
     def result(self, job: Job) -> Update:
         """See `Trainer`."""
         with self._changed:
             task = self._wanted = self._tasks.pop(job)
-            self._mend()
-            self._feed()
+            self._mend_and_feed()
             while task.outcome is None:
                 if self._broken is not None:  # checked before each wait: it may have failed before the first
                     raise RuntimeError("the thread that listens to the workers failed") from self._broken
                 self._changed.wait()
-                self._mend()
-                self._feed()
+                self._mend_and_feed()
             self._wanted = None
         if isinstance(task.outcome, FeddleError):
             raise task.outcome
@@ -203,7 +197,7 @@ class WorkerPool:
                 f"failed {max(task.failures, task.handed_back)} times: {reason}"
             )
 
-    def _mend(self) -> None:
+    def _mend_and_feed(self) -> None:
         """Replace dead workers; only in the main thread, so that no torch call is interrupted by the fork."""
         dead = [i for i, w in enumerate(self._workers) if not w.alive]
         for i in dead:
@@ -212,6 +206,7 @@ class WorkerPool:
             self._workers[i] = self._fork()
         if dead:
             self._wake.send_bytes(b"listen anew")
+        self._feed()
 
     def _fork(self) -> _Worker:
         rows = Rows.like(self.model)

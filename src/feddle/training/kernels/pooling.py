@@ -1,4 +1,4 @@
-"""2×2 max pooling with a ReLU: one pass over memory each way, where torch takes four and fills with zeros first."""
+"""2×2 max pooling with a ReLU: one pass over memory in each direction, where torch takes four and clears it first."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ _FLOATS, _BYTES = "float32[:,:,:,::1]", "uint8[:,:,:,::1]"
 
 
 class PooledReLU(nn.Module):
-    """`ReLU(MaxPool2d(2)(x))`, to the bit.
+    """`ReLU(MaxPool2d(2)(x))`, bit-identical to torch.
 
-    The fast way is for float32 batches in channels_last on the CPU. Function transforms (vmap, jvp) and compilers take
-    the plain one, and so does a single channel, which is in every memory format at once.
+    The kernel handles float32 batches in channels_last on the CPU. Function transforms (vmap, jvp), compilers and
+    images with a single channel, which are in every memory format at once, use torch's own functions.
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class _PooledReLU(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> Tensor:
         (which,) = context.saved_tensors
         height, width = context.shape[2:]
-        if torch.is_grad_enabled():  # its own gradient is asked for: in steps that torch can differentiate
+        if torch.is_grad_enabled():  # a second derivative: in operations that torch can differentiate
             squares = torch.stack([gradient * (which == place) for place in range(_NONE)], dim=2).flatten(1, 2)
             return F.pad(F.pixel_shuffle(squares, 2), (0, width % 2, 0, height % 2))
         spread = torch.empty(context.shape, memory_format=torch.channels_last)

@@ -743,7 +743,7 @@ def test_a_server_that_was_killed_before_its_report_writes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for out in (tmp_path / "by the server", tmp_path / "by up"):
-        killed("feddle.flower.run.write_page", monkeypatch, out)
+        killed("feddle.report.page.write_report", monkeypatch, out)
         assert RunFolder(out).is_finished()
         assert not is_finished(out)
     again = ready()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from feddle.data.examples import Examples, draw
 from feddle.run.load import load_config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.training.machine import one_thread
 from feddle.training.train import evaluate
 
@@ -38,7 +38,7 @@ def statistics(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def look(folder: Path) -> str:
     """A row of the table: the accuracy of the run's model with each kind of statistics."""
-    federation = build_federation(load_config(folder / "config.yaml"), quiet=True)
+    federation = build_problem(load_config(folder / "config.yaml"), quiet=True)
     assert federation.server is not None
     assert federation.test is not None
     model, test = federation.model, draw(federation.test, _TEST_IMAGES, seed=0)

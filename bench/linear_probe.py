@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from feddle.core.layout import Layout
 from feddle.data.examples import Examples
 from feddle.run.load import load_config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.training.machine import one_thread
 
 
@@ -33,7 +33,7 @@ def representations(model: nn.Module, head: nn.Module, examples: Examples) -> tu
 
 def main() -> None:
     """Fit the head with L-BFGS and a little weight decay; print its accuracy on the test images."""
-    federation = build_federation(load_config(Path(sys.argv[1]), sys.argv[2:]))
+    federation = build_problem(load_config(Path(sys.argv[1]), sys.argv[2:]))
     assert federation.server is not None
     assert federation.test is not None
     model = federation.model.eval()

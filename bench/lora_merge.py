@@ -16,7 +16,7 @@ from torch import Tensor
 from feddle.core.layout import Layout, Slot, Weights
 from feddle.core.messages import Arrival
 from feddle.run.load import load_config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.run.run import Run
 
 
@@ -81,7 +81,7 @@ def main() -> None:
     print("| what is averaged | accuracy by round | mean gap | mean cut |\n|---|---|---|---|")
     for products in (False, True):
         config = load_config(Path(sys.argv[1]), ["delays.sigma=0", "method=fedavg", *sys.argv[2:]])
-        federation = build_federation(config, quiet=True)
+        federation = build_problem(config, quiet=True)
         run = Run(config, federation, Mean(Layout.of(federation.model), products=products))
         run.go()
         accuracies = [f"{100 * line['accuracy']:.1f}" for line in run.history if "accuracy" in line]

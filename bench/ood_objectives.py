@@ -21,7 +21,7 @@ from variants import OUTSIDE
 from feddle.core.search import Found, Objective, PaperSearch, SearchSpace, full_pass
 from feddle.methods.feddle.method import Feddle
 from feddle.run.load import load_config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.training.objectives import TaskObjective, entropy
 from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
@@ -33,7 +33,7 @@ SAMPLES = 2000
 
 def candidates(run: Run) -> dict[str, Objective]:
     """What guides, by name."""
-    model, layout, server, test = run.federation.model, run.layout, run.federation.server, run.federation.test
+    model, layout, server, test = run.problem.model, run.layout, run.problem.server, run.problem.test
     assert server is not None
     assert test is not None
 
@@ -60,10 +60,10 @@ class Probing:
     seen: int = 0
 
     def __post_init__(self) -> None:
-        test = self.run.federation.test
+        test = self.run.problem.test
         assert test is not None
         self.candidates = candidates(self.run)
-        self.reference = TaskObjective(self.run.federation.model, self.run.layout, test, samples_per_round=3000)
+        self.reference = TaskObjective(self.run.problem.model, self.run.layout, test, samples_per_round=3000)
         self.test = test
 
     def __call__(
@@ -89,8 +89,8 @@ class Probing:
         return space.project(full_pass(objective, space.point(at))[1])
 
     def _accuracy(self, space: SearchSpace, at: Tensor) -> float:
-        self.run.layout.write(self.run.federation.model, space.point(at))
-        return evaluate(self.run.federation.model, self.test).accuracy
+        self.run.layout.write(self.run.problem.model, space.point(at))
+        return evaluate(self.run.problem.model, self.test).accuracy
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def main() -> None:
     for seed in arguments.seeds:
         setting = [f"seed={seed}", "workers=0", f"rounds={arguments.rounds}", "evaluation.every=1000", *OUTSIDE]
         config = load_config(Path("experiments/small.yaml"), setting)
-        run = Run(config, build_federation(config))
+        run = Run(config, build_problem(config))
         assert isinstance(run.server.strategy, Feddle)
         probing = run.server.strategy.search = Probing(run, arguments.every)
         run.go()

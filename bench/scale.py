@@ -27,7 +27,7 @@ from feddle.data.examples import Images
 from feddle.data.partition import Partition
 from feddle.models.cnn import CNN
 from feddle.run.plan import Plan
-from feddle.run.problem import Federation, PartitionedClients
+from feddle.run.problem import PartitionedClients, Problem
 from feddle.run.run import Run
 
 BENCH = Path(__file__).resolve().parent
@@ -74,7 +74,7 @@ def images(count: int) -> Images:
     return Images(pixels, torch.randint(0, 10, (count,), generator=generator), 3)
 
 
-def federation(point: Point) -> Federation:
+def federation(point: Point) -> Problem:
     """Clients of equal size that draw from one pool of images; each has its own list of indices."""
     order = torch.randint(0, POOL, (point.clients * CLIENT_IMAGES,), generator=torch.Generator().manual_seed(0))
     partition = Partition(order, torch.arange(0, len(order) + 1, CLIENT_IMAGES))
@@ -83,7 +83,7 @@ def federation(point: Point) -> Federation:
     if sum(p.numel() for p in model.parameters()) != point.parameters:
         raise SystemExit("the CNN has another number of parameters than is drawn; mend Point.parameters")
     clients = PartitionedClients(images(POOL), partition)
-    return Federation(model, clients, partition.sizes, server=images(SERVER_IMAGES), test=None)
+    return Problem(model, clients, partition.sizes, server=images(SERVER_IMAGES), test=None)
 
 
 def measure(point: Point, rounds: int) -> Result:

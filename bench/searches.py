@@ -22,7 +22,7 @@ from torch.func import functional_call, jvp
 from feddle.core.search import Found, LbfgsSearch, Objective, PaperSearch, Search, SearchSpace, full_pass
 from feddle.methods.feddle.method import Feddle
 from feddle.run.load import load_config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.training.objectives import TaskObjective
 from feddle.training.train import evaluate
@@ -127,9 +127,9 @@ class Comparing:
     def _note(self, name: str, space: SearchSpace, objective: Objective, at: Tensor, seconds: float) -> None:
         point = space.point(at)
         loss, _ = full_pass(objective, point, 250)
-        self.run.layout.write(self.run.federation.model, point)
-        assert self.run.federation.test is not None
-        accuracy = evaluate(self.run.federation.model, self.run.federation.test).accuracy
+        self.run.layout.write(self.run.problem.model, point)
+        assert self.run.problem.test is not None
+        accuracy = evaluate(self.run.problem.model, self.run.problem.test).accuracy
         self.rows[name].append((loss, accuracy, seconds))
 
 
@@ -140,7 +140,7 @@ def whole_runs(config: Path, seeds: Sequence[int], names: Sequence[str]) -> None
         results, seconds = [], []
         for seed in seeds:
             chosen = load_config(config, [f"seed={seed}", "workers=0"])
-            run = Run(chosen, build_federation(chosen))
+            run = Run(chosen, build_problem(chosen))
             assert isinstance(run.server.strategy, Feddle)
             run.server.strategy.search = CANDIDATES[name]
             began = time.process_time()
@@ -170,7 +170,7 @@ def main() -> None:
     for seed in arguments.seeds:
         overrides = [f"seed={seed}", "workers=0", f"rounds={max(arguments.merges) + 1}", "evaluation.every=1000"]
         config = load_config(arguments.config, overrides)
-        run = Run(config, build_federation(config))
+        run = Run(config, build_problem(config))
         assert isinstance(run.server.strategy, Feddle)
         comparing = Comparing(run, arguments.merges)
         run.server.strategy.search = comparing

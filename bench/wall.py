@@ -19,7 +19,7 @@ import torch
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.run.load import load_config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.runtimes.trainers import Trainer
 
@@ -58,7 +58,7 @@ class TimedTrainer:
 def build(changes: Sequence[str], workers: int) -> Run:
     """The run with so many workers; 0: in this process."""
     config = load_config(CONFIG, [*changes, f"workers={workers}", "device=cpu"])
-    return Run(config, build_federation(config, quiet=True))
+    return Run(config, build_problem(config, quiet=True))
 
 
 def inline(changes: Sequence[str]) -> tuple[Work, Weights]:

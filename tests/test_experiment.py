@@ -37,7 +37,7 @@ from feddle.methods.feddle.method import Feddle, FeddleOptions
 from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.run.folder import run_config
 from feddle.run.load import load_config, parse_config, with_value
-from feddle.run.problem import PartitionedClients, build_federation
+from feddle.run.problem import PartitionedClients, build_problem
 from feddle.run.reference import reference
 from feddle.run.run import Run
 from feddle.run.simulated import simulated
@@ -185,7 +185,7 @@ def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     assert result["torch"] == torch.__version__
     assert load_config(tmp_path / "run" / "config.yaml") == tiny()
     saved = load_file(tmp_path / "run" / "model.safetensors")
-    assert all(torch.equal(saved[n], t) for n, t in run.federation.model.state_dict().items())
+    assert all(torch.equal(saved[n], t) for n, t in run.problem.model.state_dict().items())
 
 
 def test_bytes_count_what_was_sent_and_what_came_back(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_every_method_runs_repeats_and_learns_something(tmp_path: Path, method: 
         run_config(tiny(method=method, workers=w, delays={"sigma": 0.5}), tmp_path / str(w), quiet=True) for w in (0, 2)
     ]
     assert torch.equal(runs[0].server.model.vector, runs[1].server.model.vector)
-    fresh = simulated(tiny(method=method), build_federation(tiny(method=method)))
+    fresh = simulated(tiny(method=method), build_problem(tiny(method=method)))
     assert not torch.equal(runs[0].server.model.vector, fresh.server.model.vector)
 
 
@@ -245,9 +245,7 @@ def test_center_trains_no_client(tmp_path: Path) -> None:
 
 
 def test_images_are_resized_at_once_or_when_taken_with_the_same_bits() -> None:
-    kept, taken = (
-        build_federation(tiny(data={**TINY["data"], "image_size": 40, "cache_mb": room})) for room in (1024, 0)
-    )
+    kept, taken = (build_problem(tiny(data={**TINY["data"], "image_size": 40, "cache_mb": room})) for room in (1024, 0))
     assert isinstance(kept.clients, PartitionedClients)
     assert isinstance(taken.clients, PartitionedClients)
     assert isinstance(kept.clients.examples, Images)
@@ -265,12 +263,12 @@ def test_images_are_resized_at_once_or_when_taken_with_the_same_bits() -> None:
 def test_feddf_takes_data_of_another_domain_and_so_does_feddle() -> None:
     outside = {"name": "digits", "samples": 50}
     config = tiny(method="feddf", data={**TINY["data"], "name": "fashion-mnist", "server": outside})
-    federation = build_federation(config)
+    federation = build_problem(config)
     assert federation.server is not None
     assert federation.test is not None
     assert (federation.out_of_domain, len(federation.server), len(federation.test)) == ("digits", 50, 10_000)
     assert federation.server.take(torch.arange(2))[0].shape == (2, 1, 28, 28)
-    noisy = build_federation(tiny(data={**config.data.model_dump(), "server": {**outside, "label_noise": 0.2}}))
+    noisy = build_problem(tiny(data={**config.data.model_dump(), "server": {**outside, "label_noise": 0.2}}))
     assert noisy.server is not None
     (images, wrong), (same, right) = (server.take(torch.arange(50)) for server in (noisy.server, federation.server))
     assert int((wrong != right).sum()) == 10
@@ -342,7 +340,7 @@ def test_training_leaves_the_global_generators_alone() -> None:
 def test_every_option_reaches_what_it_is_for() -> None:
     def parts(tree: dict[str, Any]) -> Run[Simulation]:
         config = tiny(**tree)
-        return simulated(config, build_federation(config))
+        return simulated(config, build_problem(config))
 
     built = parts(
         {
@@ -375,7 +373,7 @@ def test_every_option_reaches_what_it_is_for() -> None:
     assert built.runtime.delays == Delays(sigma=3.0, per="job")
     clean = parts({})
     assert isinstance(clean.runtime.trainer, WorkerPool)
-    labels = [torch.cat([e.take(torch.arange(len(e)))[1] for e in r.federation.clients]) for r in (built, clean)]
+    labels = [torch.cat([e.take(torch.arange(len(e)))[1] for e in r.problem.clients]) for r in (built, clean)]
     assert int((labels[0] != labels[1]).sum()) == 719  # half of 1438
     fedbuff = parts(
         {"method": {"name": "fedbuff", "buffer_size": 3, "lr": 0.5, "staleness": "constant"}}
@@ -428,7 +426,7 @@ def test_a_cpu_that_dies_of_bfloat16_is_told_before_the_run(tmp_path: Path, monk
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run").exists()
     monkeypatch.setattr(sys, "executable", shutil.which("true"))
-    trainer = simulated(config, build_federation(config)).runtime.trainer
+    trainer = simulated(config, build_problem(config)).runtime.trainer
     assert isinstance(trainer, InlineTrainer)
     assert isinstance(trainer.work, ClientWork)
     assert trainer.work.recipe.precision == "bfloat16"
@@ -437,7 +435,7 @@ def test_a_cpu_that_dies_of_bfloat16_is_told_before_the_run(tmp_path: Path, monk
 
 def strategy_of(**method: Any) -> Any:
     config = tiny(method=method)
-    return simulated(config, build_federation(config)).server.strategy
+    return simulated(config, build_problem(config)).server.strategy
 
 
 def test_the_options_of_the_other_methods_reach_them() -> None:
@@ -468,7 +466,7 @@ def test_the_options_of_the_other_methods_reach_them() -> None:
 
 
 def test_the_papers_rule_is_the_best_of_the_last_five_evaluations() -> None:
-    run = simulated(tiny(workers=0), build_federation(tiny()))
+    run = simulated(tiny(workers=0), build_problem(tiny()))
     run.history = [{"accuracy": a, "bytes_up": 0, "bytes_down": 0} for a in (0.9, 0.1, 0.3, 0.5, 0.2, 0.4)]
     assert (run.result["accuracy"], run.result["last_accuracy"]) == (0.5, 0.4)
 
@@ -494,7 +492,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_result(tiny_file: Path) -> None:
 
 
 def test_methods_share_clients_delays_and_start() -> None:
-    runs = [simulated(tiny(method=m), build_federation(tiny(method=m))) for m in ("feddle", "fedbuff", "fedavg")]
+    runs = [simulated(tiny(method=m), build_problem(tiny(method=m))) for m in ("feddle", "fedbuff", "fedavg")]
     assert all(torch.equal(r.server.model.vector, runs[0].server.model.vector) for r in runs)
     for run in runs:
         run.go()
@@ -563,7 +561,7 @@ def test_bring_your_own_model_and_data() -> None:
         model, clients, server=cloud(100, 98), test=cloud(500, 99), rounds=30, per_round=4, delays={"sigma": 1.0}
     )
     assert run.result["accuracy"] > 0.8
-    assert run.federation.model is model
+    assert run.problem.model is model
     with torch.no_grad():
         points, labels = cloud(500, 99).tensors
         assert (model.eval()(points).argmax(1) == labels).sum().item() == 500 * run.result["last_accuracy"]
@@ -668,8 +666,8 @@ def test_help_does_not_import_torch() -> None:
 
 def test_validation_images_come_from_the_clients_and_leave_the_test_images_alone() -> None:
     tree: dict[str, Any] = {**TINY, "data": {**TINY["data"], "server": {"samples": 100}}}
-    plain = build_federation(parse_config(tree))
-    split = build_federation(parse_config(with_value(tree, ["data", "validation"], 200)))
+    plain = build_problem(parse_config(tree))
+    split = build_problem(parse_config(with_value(tree, ["data", "validation"], 200)))
     assert split.test is not None
     assert plain.server is not None
     assert split.server is not None
@@ -682,4 +680,4 @@ def test_validation_images_come_from_the_clients_and_leave_the_test_images_alone
 def test_validation_must_leave_images_to_the_clients() -> None:
     tree = {**TINY, "data": {**TINY["data"], "validation": 5000}}
     with pytest.raises(FeddleError, match=r"data\.validation must leave some of the \d+ training images"):
-        build_federation(parse_config(tree))
+        build_problem(parse_config(tree))

@@ -22,7 +22,7 @@ from feddle.data.options import Data, source_of
 from feddle.data.pictures import Files
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
-from feddle.run.problem import build_collection, build_federation
+from feddle.run.problem import build_collection, build_problem
 
 SHORT: dict[str, Any] = {
     "rounds": 2,
@@ -222,7 +222,7 @@ def test_celeba_a_client_a_person(tmp_path: Path) -> None:
     collection = open_data(config.data)
     assert (collection.classes, len(collection.train)) == (2, 30)
     assert isinstance(collection.train.images, Files)
-    federation = build_federation(config)
+    federation = build_problem(config)
     assert len(federation.clients) == 4
     inputs, smiles = federation.clients[2].take(torch.arange(len(federation.clients[2])))
     assert (inputs.mean((1, 2, 3)) > 0).long().tolist() == smiles.tolist()
@@ -321,7 +321,7 @@ def test_imagenet_guides_from_outside(tmp_path: Path) -> None:
     server = {"name": "imagenet", "folder": str(folder), "samples": 12}
     held = {"name": "npz", "path": str(tmp_path / "mine.npz"), "partition": "even", "server": server}
     config = parse_config({**SHORT, "data": held})
-    federation = build_federation(config)
+    federation = build_problem(config)
     assert (federation.out_of_domain, federation.server_classes) == ("imagenet", 3)
     assert federation.server is not None
     inputs, labels = federation.server.take(torch.arange(12))

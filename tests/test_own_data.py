@@ -30,7 +30,7 @@ from feddle.data.pictures import Files, PictureExamples
 from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
-from feddle.run.problem import build_collection, build_federation
+from feddle.run.problem import build_collection, build_problem
 from feddle.run.simulated import simulated
 from tiny import TINY, tiny
 
@@ -399,7 +399,7 @@ def test_a_name_that_does_not_fit_what_is_there(tmp_path: Path) -> None:
 
 def test_each_client_holds_the_rows_that_name_it(tmp_path: Path) -> None:
     path = table(tmp_path, clients=5, split=lambda i: "test" if i % 9 == 8 else "train")
-    federation = build_federation(config_of(path))
+    federation = build_problem(config_of(path))
     assert len(federation.clients) == 5
     assert federation.sizes.tolist() == [8] * 5
     for number in range(5):
@@ -567,7 +567,7 @@ def test_a_hugging_face_dataset_on_disk(tmp_path: Path) -> None:
     colours = list(COLOURS) * 8
     dataset(colours, clients=[i // 6 for i in range(24)]).save_to_disk(tmp_path / "mine")
     config = config_of(tmp_path / "mine", "huggingface", {"test_share": 0.25})
-    federation = build_federation(config)
+    federation = build_problem(config)
     assert len(federation.clients) == 4
     inputs, targets = all_of(federation.clients[0])
     for image, target in zip(inputs, targets.tolist(), strict=True):
@@ -644,7 +644,7 @@ def test_large_photos_and_grey_ones_become_what_is_asked_for(tmp_path: Path) -> 
 
 
 def model_after(config: Config) -> torch.Tensor:
-    run = simulated(config, build_federation(config))
+    run = simulated(config, build_problem(config))
     run.go()
     return run.server.model.vector
 
@@ -711,8 +711,8 @@ def test_test_images_go_with_the_clients_that_they_belong_to() -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_label_noise_changes_its_share_of_the_labels_and_nothing_else(tmp_path: Path, share: float) -> None:
     path = table(tmp_path, clients=5, split=lambda i: "test" if i % 9 == 8 else "train")
-    clean = build_federation(config_of(path))
-    noisy = build_federation(config_of(path, data={"label_noise": share}))
+    clean = build_problem(config_of(path))
+    noisy = build_problem(config_of(path, data={"label_noise": share}))
     assert noisy.sizes.tolist() == clean.sizes.tolist()
     wrong = 0
     for one, other in zip(clean.clients, noisy.clients, strict=True):
@@ -727,12 +727,12 @@ def test_label_noise_changes_its_share_of_the_labels_and_nothing_else(tmp_path: 
 def test_rows_of_the_servers_own(tmp_path: Path) -> None:
     parts = ("train", "train", "server", "test")
     path = table(tmp_path / "csv", split=lambda i: parts[i % 4])
-    federation = build_federation(config_of(path))
+    federation = build_problem(config_of(path))
     assert federation.server is not None
     assert federation.test is not None
     assert federation.out_of_domain is None
     assert (int(federation.sizes.sum()), len(federation.server), len(federation.test)) == (18, 9, 9)
-    some = build_federation(config_of(path, data={"server": {"samples": 4}})).server
+    some = build_problem(config_of(path, data={"server": {"samples": 4}})).server
     assert some is not None
     rows = [i for i in range(36) if i % 4 == 2]
     reds = {min(255, list(COLOURS.values())[i % 3][0] + i % 15): i % 3 for i in rows}
@@ -740,7 +740,7 @@ def test_rows_of_the_servers_own(tmp_path: Path) -> None:
     assert [reds[int(((image[0, 0, 0] + 1) * 127.5).round())] for image in inputs] == labels.tolist()
     assert len(labels) == 4
     with pytest.raises(FeddleError, match=r"data.server.samples must be from 1 to the 9 images of .*mine.csv, got 10"):
-        build_federation(config_of(path, data={"server": {"samples": 10}}))
+        build_problem(config_of(path, data={"server": {"samples": 10}}))
 
 
 @pytest.mark.parametrize("kind", ["images", "npz", "huggingface"])
@@ -769,7 +769,7 @@ def test_a_part_for_the_server_in_every_kind_of_data(tmp_path: Path, kind: str) 
 def test_another_table_at_the_server(tmp_path: Path) -> None:
     ours, theirs = table(tmp_path / "ours"), table(tmp_path / "theirs", clients=2, each=6)
     server = {"name": "csv", "path": str(theirs), "samples": 10}
-    federation = build_federation(config_of(ours, data={"server": server}))
+    federation = build_problem(config_of(ours, data={"server": server}))
     assert federation.out_of_domain == str(theirs)
     assert federation.server_classes == 3
     assert federation.server is not None
@@ -823,7 +823,7 @@ def test_augmentation_changes_training_and_not_the_test(tmp_path: Path) -> None:
     plain = config_of(tmp_path, "images", {"partition": "even"}, clients=clients)
     changed = config_of(tmp_path, "images", {"partition": "even", "augmentation": "crop-flip"}, clients=clients)
     assert not torch.equal(model_after(plain), model_after(changed))
-    tests = [build_federation(config).test for config in (plain, changed)]
+    tests = [build_problem(config).test for config in (plain, changed)]
     assert torch.equal(all_of(tests[0])[0], all_of(tests[1])[0])
 
 

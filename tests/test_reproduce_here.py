@@ -15,7 +15,7 @@ from feddle.grids.grid import Cell, load_grid
 from feddle.grids.plan import plan
 from feddle.models.weights import ModelFolder
 from feddle.run.load import parse_config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from test_official import write_imagenet
 from test_own_data import table
 from tiny import tiny
@@ -67,7 +67,7 @@ def test_a_small_copy_of_imagenet_guides_with_all_that_it_has(tmp_path: Path) ->
     np.savez(tmp_path / "mine.npz", images=np.zeros((60, 16, 16), np.uint8), labels=np.arange(60) % 3)
     server = {"name": "imagenet", "folder": str(write_imagenet(tmp_path / "ilsvrc")), "samples": 250_000}
     data = {"name": "npz", "path": str(tmp_path / "mine.npz"), "image_size": 28, "server": server}
-    federation = build_federation(parse_config({"data": data, "clients": {"count": 2, "per_round": 1}}))
+    federation = build_problem(parse_config({"data": data, "clients": {"count": 2, "per_round": 1}}))
     assert federation.server is not None
     assert len(federation.server) == 18
 

@@ -31,7 +31,7 @@ from feddle.data.readers.files import Unusable
 from feddle.methods.options import AnyMethod
 from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.run.folder import RunFolder, go_to_the_end, resume_run, run_config
-from feddle.run.problem import Federation, build_federation
+from feddle.run.problem import Problem, build_problem
 from feddle.run.run import Line
 from feddle.run.simulated import simulated
 from feddle.runtimes.workers import WorkerPool
@@ -247,7 +247,7 @@ def test_the_seconds_add_up(tmp_path: Path) -> None:
 def test_what_is_no_part_of_the_weights_is_kept_too() -> None:
     # BatchNorm counts its batches: with momentum None the count decides what a batch weighs
     config = small("fedbuff")
-    federation = build_federation(config)
+    federation = build_problem(config)
     federation = replace(federation, model=nn.Sequential(federation.model, nn.BatchNorm1d(10, momentum=None)))
     run = simulated(config, federation)
     states: list[dict[str, torch.Tensor]] = []
@@ -346,7 +346,7 @@ def test_a_long_run_stays_as_quick_and_as_small(tmp_path: Path) -> None:
     cloud = [FromDataset(TensorDataset(x, (x.prod(1) > 0).long())) for x in points.view(20, 20, 4)]
     clients, server, test = cloud[:16], cloud[16], cloud[17]
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    run = simulated(config, Federation(model, clients, torch.full((16,), 20), server, test))
+    run = simulated(config, Problem(model, clients, torch.full((16,), 20), server, test))
     folder = RunFolder(tmp_path / "run")
     seconds, resident, sizes = [], [], []
 
@@ -534,7 +534,7 @@ def test_a_full_disk_then_a_read_only_one(small_disk: Path, tmp_path: Path) -> N
 @linux
 def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
     config = small("feddle", workers=2)
-    run = simulated(config, build_federation(config))
+    run = simulated(config, build_problem(config))
 
     killed = 0
 
@@ -559,7 +559,7 @@ def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
 def test_a_data_file_that_was_cut_short(tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "data"))
-    build_federation(small("fedbuff"))
+    build_problem(small("fedbuff"))
     data = tmp_path / "data" / "digits.safetensors"
     size = data.stat().st_size
     os.truncate(data, size // 2)

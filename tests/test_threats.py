@@ -28,7 +28,7 @@ from feddle.records import read_run
 from feddle.report.setting import remarks, setting
 from feddle.run.folder import run_config
 from feddle.run.plan import Config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.run.simulated import simulated
 from feddle.runtimes.simulation import Simulation
@@ -82,7 +82,7 @@ def test_attackers_are_a_share_of_those_with_data_and_depend_on_the_seed_alone()
 
 
 def work_of(config: Config) -> Work:
-    trainer = simulated(config.model_copy(update={"workers": 0}), build_federation(config)).runtime.trainer
+    trainer = simulated(config.model_copy(update={"workers": 0}), build_problem(config)).runtime.trainer
     assert isinstance(trainer, InlineTrainer)
     return trainer.work
 
@@ -90,7 +90,7 @@ def work_of(config: Config) -> Work:
 @pytest.mark.parametrize("name", ["sign-flip", "scale", "random", "label-flip"])
 def test_only_the_attackers_updates_are_poisoned(name: str) -> None:
     config = tiny(attack={"name": name, "share": 0.3})
-    federation = build_federation(config)
+    federation = build_problem(config)
     run = simulated(config, federation)
     poisoned, clean = work_of(config), work_of(tiny())
     assert isinstance(poisoned, Mixed)
@@ -121,7 +121,7 @@ def test_attacks_give_the_same_bits_with_any_number_of_workers_and_are_named(tmp
     attack = {"name": name, "share": 0.3}
     runs = [run_config(tiny(attack=attack, workers=w), tmp_path / str(w), quiet=True) for w in (0, 2)]
     assert torch.equal(runs[0].server.model.vector, runs[1].server.model.vector)
-    clean = simulated(tiny(), build_federation(tiny()))
+    clean = simulated(tiny(), build_problem(tiny()))
     clean.go()
     assert not torch.equal(runs[0].server.model.vector, clean.server.model.vector)
     assert runs[0].result["attack"]["name"] == name
@@ -132,7 +132,7 @@ def test_attacks_give_the_same_bits_with_any_number_of_workers_and_are_named(tmp
 
 def test_wrong_labels_at_the_server_are_only_there() -> None:
     def labels(config: Config) -> list[torch.Tensor]:
-        federation = build_federation(config)
+        federation = build_problem(config)
         assert federation.server is not None
         assert federation.test is not None
         parts: Sequence[Any] = [federation.server, federation.test, *federation.clients]
@@ -248,7 +248,7 @@ def test_a_private_run_repeats_and_tells_what_it_spent(tmp_path: Path, method: s
 
 def test_diagnostics_look_at_what_clients_would_send_and_spend_nothing() -> None:
     def gone(**changes: Any) -> Run[Simulation]:
-        run = simulated(tiny(workers=0, **changes), build_federation(tiny()))
+        run = simulated(tiny(workers=0, **changes), build_problem(tiny()))
         run.go()
         return run
 
@@ -269,6 +269,6 @@ def test_running_statistics_are_not_protected_so_they_are_refused() -> None:
 
 def test_without_the_accountant_a_private_run_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    simulated(tiny(), build_federation(tiny()))
+    simulated(tiny(), build_problem(tiny()))
     with pytest.raises(FeddleError, match=r"pip install 'feddle\[privacy\]'"):
-        simulated(tiny(privacy={}), build_federation(tiny()))
+        simulated(tiny(privacy={}), build_problem(tiny()))

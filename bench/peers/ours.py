@@ -9,7 +9,7 @@ from settings import workload_config
 from workload import Clock, Workload, load, write_result
 
 from feddle.core.messages import Job
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.run.run import Run
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     folder, out, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
     workload = load(folder)
     config = workload_config(workload.rounds, workers)
-    run = Run(config, dataclasses.replace(build_federation(config, quiet=True), test=None))
+    run = Run(config, dataclasses.replace(build_problem(config, quiet=True), test=None))
     trained: list[int] = []
     run.simulation.delays = _noting(run.simulation.delays, trained)
     _check_start(run, workload)
@@ -27,7 +27,7 @@ def main() -> None:
     if trained != workload.sampled.flatten().tolist():
         raise SystemExit("feddle trained other clients than the workload names: prepare.py must sample as it does")
     note = f"{workers} worker process{'es' if workers > 1 else ''} of one thread; starting them is in the time"
-    write_result(out, clock, workload.accuracy(run.federation.model), threads=workers, note=note)
+    write_result(out, clock, workload.accuracy(run.problem.model), threads=workers, note=note)
 
 
 def _noting(delays: Callable[[Job], int], clients: list[int]) -> Callable[[Job], int]:
@@ -42,9 +42,9 @@ def _noting(delays: Callable[[Job], int], clients: list[int]) -> Callable[[Job],
 
 def _check_start(run: Run, workload: Workload) -> None:
     """Refuse to run on other data or other initial weights than the peers."""
-    weights = run.federation.model.state_dict()
+    weights = run.problem.model.state_dict()
     same = all(torch.equal(weights[name], tensor) for name, tensor in workload.weights.items())
-    images, labels = run.federation.clients[0].take(torch.arange(2))
+    images, labels = run.problem.clients[0].take(torch.arange(2))
     expected, names = workload.client(0)
     if not (same and torch.equal(images, expected[:2]) and torch.equal(labels, names[:2])):
         raise SystemExit("feddle's data or initial weights differ from the workload's")

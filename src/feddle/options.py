@@ -22,7 +22,7 @@ Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 
 
-class Strict(BaseModel):
+class Options(BaseModel):
     """Frozen, and an unknown key is an error that names the nearest known one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -45,7 +45,7 @@ class Strict(BaseModel):
         if question := did_you_mean(key, cls.model_fields):
             return question
         kind = cls.__base__
-        if cls.named() and kind is not None and kind is not Strict and issubclass(kind, Strict):
+        if cls.named() and kind is not None and kind is not Options and issubclass(kind, Options):
             options = {option: c.named() for c in kind.__subclasses__() for option in c.model_fields}
             if other := nearest(key, options, cutoff=0.5):
                 owners = [c.named() for c in kind.__subclasses__() if other in c.model_fields]

@@ -15,12 +15,12 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Job, Update
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import Strategy, state_of
-from feddle.options import Strict, no_bool
+from feddle.options import Options, no_bool
 
 RECENT, ENOUGH = 100, 20  # largest and smallest number of accepted updates whose norms make the median
 
 
-class Checks(Strict):
+class Checks(Options):
     """What the server checks of an update, besides its form."""
 
     max_norm_ratio: Annotated[float, BeforeValidator(no_bool), Field(gt=1, le=1e6)] | None = Field(

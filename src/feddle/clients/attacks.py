@@ -16,7 +16,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import numpy_generator, seed_for, torch_generator
-from feddle.options import Positive, Share, Strict, choice
+from feddle.options import Options, Positive, Share, choice
 from feddle.training.train import Loss
 
 Attackers = Annotated[Share, Field(description="share of the clients that attack, drawn from the seed")]
@@ -35,7 +35,7 @@ class Honest:
         return protected(self.training, self.privacy)
 
 
-class AttackOptions(Strict):
+class AttackOptions(Options):
     """Base of every attack's options, so that an error can name the attack that has a misplaced option."""
 
 

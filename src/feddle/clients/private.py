@@ -11,10 +11,10 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.privacy import epsilon, privatise
 from feddle.core.seeds import seed_for, torch_generator
-from feddle.options import Strict, no_bool
+from feddle.options import Options, no_bool
 
 
-class Privacy(Strict):
+class Privacy(Options):
     """Clients clip their updates and add Gaussian noise (off by default; `privacy: {}` turns it on)."""
 
     clip: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e6)] = Field(

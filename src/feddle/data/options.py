@@ -13,7 +13,7 @@ from feddle.data.partition import Auto, PartitionOptions
 from feddle.data.places import expanded
 from feddle.data.readers.csv import Columns
 from feddle.data.source import Source
-from feddle.options import Count, Share, Strict, no_bool
+from feddle.options import Count, Options, Share, no_bool
 
 
 def _require_place(name: str | None, path: str | None, folder: str | None) -> None:
@@ -26,7 +26,7 @@ def _require_place(name: str | None, path: str | None, folder: str | None) -> No
         raise ValueError(f"path is for your own data, with the name {', '.join(KINDS)}; for {name} use folder")
 
 
-class ServerData(Strict):
+class ServerData(Options):
     """The server's data."""
 
     name: str | None = Field(
@@ -57,7 +57,7 @@ class ServerData(Strict):
         return self
 
 
-class Data(Strict):
+class Data(Options):
     """The clients' data set and how it is spread."""
 
     name: str = Field(

@@ -11,7 +11,7 @@ from torch import Tensor
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator
 from feddle.data.collection import Collection, Labelled, drawn_split
-from feddle.options import Positive, Strict, choice
+from feddle.options import Options, Positive, choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Partition:
         return self.offsets.diff()
 
 
-class Dirichlet(Strict):
+class Dirichlet(Options):
     """Each class is spread over the clients in Dirichlet(α) proportions."""
 
     name: Literal["dirichlet"] = "dirichlet"
@@ -44,7 +44,7 @@ class Dirichlet(Strict):
         return dirichlet(rows.labels if rows.kinds is None else rows.kinds, clients, self.alpha, seed)
 
 
-class Even(Strict):
+class Even(Options):
     """Every client has the same number of examples, drawn at random."""
 
     name: Literal["even"] = "even"
@@ -54,7 +54,7 @@ class Even(Strict):
         return even(len(rows), clients, seed)
 
 
-class Natural(Strict):
+class Natural(Options):
     """Every client has the images that the data assigns to it; `clients.count` clients are drawn if there are more."""
 
     name: Literal["natural"] = "natural"
@@ -65,7 +65,7 @@ class Natural(Strict):
         return by_owner(rows.owners, int(rows.owners.max()) + 1)
 
 
-class Auto(Strict):
+class Auto(Options):
     """`natural` where the data says which client an image belongs to, else `dirichlet` with its defaults."""
 
     name: Literal["auto"] = "auto"

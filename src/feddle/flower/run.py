@@ -17,7 +17,7 @@ from feddle.methods.strategy import Strategy
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import holds_simulation
-from feddle.run.problem import Federation
+from feddle.run.problem import Problem
 from feddle.run.run import Listener, Run, build_server, parts_of, resolve_device
 from feddle.runtimes.flower.network import Clock, Network
 from feddle.training.train import Loss
@@ -28,7 +28,7 @@ _STATUS_EVERY = 1.0  # seconds
 
 def federated(
     plan: FederationPlan,
-    federation: Federation,
+    problem: Problem,
     grid: Grid,
     strategy: Strategy | None = None,
     *,
@@ -37,9 +37,9 @@ def federated(
 ) -> Run[Network]:
     """A run whose clients are the nodes of a Flower grid."""
     device = resolve_device(plan.device)
-    federation.model.to(device=device)
-    layout = Layout.of(federation.model)
-    parts = parts_of(plan, federation, layout, device, scratch=scratch)
+    problem.model.to(device=device)
+    layout = Layout.of(problem.model)
+    parts = parts_of(plan, problem, layout, device, scratch=scratch)
     network = Network(
         build_server(plan, parts, strategy),
         grid,
@@ -51,7 +51,7 @@ def federated(
         clock=clock,
     )
     method = plan.method.name if strategy is None else type(strategy).__name__
-    return Run(plan, federation, layout, network, method=method, device=device)
+    return Run(plan, problem, layout, network, method=method, device=device)
 
 
 def status_of(run: Run[Network]) -> dict[str, Any]:
@@ -70,11 +70,11 @@ def status_of(run: Run[Network]) -> dict[str, Any]:
 
 def at_the_server(
     model: torch.nn.Module, server: Any, test: Any, loss: Loss, server_classes: int | None = None
-) -> Federation:
+) -> Problem:
     """What the server has; its clients are elsewhere."""
     outside = None if server_classes is None else "of another task"
     none = torch.zeros(0, dtype=torch.int64)
-    return Federation(model, (), none, server, test, loss, out_of_domain=outside, server_classes=server_classes)
+    return Problem(model, (), none, server, test, loss, out_of_domain=outside, server_classes=server_classes)
 
 
 def run_in_folder(run: Run[Network], out: Path, listener: Listener | None = None) -> None:

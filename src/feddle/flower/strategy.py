@@ -56,7 +56,7 @@ class Feddle(FlowerStrategy):
         self.clock = clock
         self.run: Run[Network] | None = None
         guides, measures = (None if data is None else as_examples(data) for data in (server, test))
-        self.federation = at_the_server(model, guides, measures, loss, server_classes)
+        self.problem = at_the_server(model, guides, measures, loss, server_classes)
         self.plan()
 
     def plan(self, **changes: Any) -> FederationPlan:
@@ -83,7 +83,7 @@ class Feddle(FlowerStrategy):
         changes: dict[str, Any] = {} if num_rounds is None else {"rounds": num_rounds}
         plan = self.plan(**changes, **({} if timeout is None else {"federation.job_limit": timeout}))
         self.model.load_state_dict(initial_arrays.to_torch_state_dict())
-        run = self.run = federated(plan, self.federation, grid, self.strategy, scratch=self.out, clock=self.clock)
+        run = self.run = federated(plan, self.problem, grid, self.strategy, scratch=self.out, clock=self.clock)
         result = Result()
         if evaluate_fn is not None and (scored := evaluate_fn(0, initial_arrays)) is not None:
             result.evaluate_metrics_serverapp[0] = scored

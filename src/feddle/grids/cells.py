@@ -19,7 +19,7 @@ from feddle.grids.plan import config_hash
 from feddle.records import CELL, CONFIG, CellRecord, read_cell, read_result, write_record
 from feddle.run.folder import RunFolder, resume_run, run_config
 from feddle.run.plan import Config
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.run.run import Line, Listener, Run
 from feddle.run.simulated import simulated
 from feddle.run.trackers import TrackerName, tracking
@@ -108,7 +108,7 @@ def run_task(task: Task, listener: Listener) -> Ended:
 def clock(task: Task, run: Run[Simulation] | None) -> list[int]:
     """When each round of a server that waits for its slowest client ends, in rounds of one that does not wait."""
     assert task.waits is not None
-    run = run or simulated(task.config.model_copy(update={"workers": 0}), build_federation(task.config, quiet=True))
+    run = run or simulated(task.config.model_copy(update={"workers": 0}), build_problem(task.config, quiet=True))
     delays = Delays(sigma=task.waits, per=task.config.delays.per)
     jobs: dict[int, int] = {}
     lengths = []

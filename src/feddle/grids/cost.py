@@ -23,7 +23,7 @@ from feddle.grids.vit import IMAGE, LAYERS, ViT
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.strategy import Strategy, state_of
 from feddle.run.plan import Plan
-from feddle.run.problem import Federation
+from feddle.run.problem import Problem
 from feddle.run.run import parts_of
 from feddle.training.machine import one_thread
 
@@ -121,8 +121,8 @@ def _server(method: str, layers: int, images: int, epochs: int) -> tuple[Strateg
     pixels = torch.zeros(images, 3, IMAGE, IMAGE, dtype=torch.uint8)
     server = Images(pixels, torch.zeros(images, dtype=torch.long), 3)
     layout = Layout.of(network)
-    federation = Federation(network, [], torch.ones(CLIENTS, dtype=torch.long), server, None)
-    return plan.method.build(parts_of(plan, federation, layout, "cpu")), layout.read(network), network
+    problem = Problem(network, [], torch.ones(CLIENTS, dtype=torch.long), server, None)
+    return plan.method.build(parts_of(plan, problem, layout, "cpu")), layout.read(network), network
 
 
 def _arrivals(model: Weights, number: int) -> list[Arrival]:

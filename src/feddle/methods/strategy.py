@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.options import Count, Positive, Strict
+from feddle.options import Count, Options, Positive
 
 
 class Strategy(Protocol):
@@ -28,7 +28,7 @@ class Strategy(Protocol):
         """
 
 
-class MethodOptions(Strict):
+class MethodOptions(Options):
     """Base of every method's options, so that an error can name the method that has a misplaced option."""
 
 

@@ -6,10 +6,10 @@ from typing import Any
 from torch import nn
 
 from feddle.data.source import Source
-from feddle.options import Strict
+from feddle.options import Options
 
 
-class ModelOptions(Strict, ABC):
+class ModelOptions(Options, ABC):
     """A model: an option that only another model has is refused by its name."""
 
     @abstractmethod

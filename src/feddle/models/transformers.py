@@ -19,7 +19,7 @@ from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
 from feddle.models.timm_vit import config_of_timm, is_timm, state_from_timm
 from feddle.models.weights import FetchedWeights, ModelFolder, for_transformers
-from feddle.options import Count, Positive, Share, Strict
+from feddle.options import Count, Options, Positive, Share
 
 _QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
 _UNUSED = "mask_token"  # of pretraining; a checkpoint may come without it
@@ -27,7 +27,7 @@ _LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no hub, and n
 _HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] as they are
 
 
-class Adapters(Strict):
+class Adapters(Options):
     """Low-rank adapters (peft): they and the head are trained, sent and merged, the rest stays as it is."""
 
     rank: Count = Field(4, description="of the product BA that is added to a matrix")

@@ -47,7 +47,7 @@ def _makers(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _contents(runs: Sequence[RunRecord]) -> list[str]:
-    hashes: dict[str, set[str]] = {}
+    hashes: dict[str, set[str | None]] = {}
     for run in runs:
         for name, value in run.made.get("data", {}).items():
             hashes.setdefault(name, set()).add(value)

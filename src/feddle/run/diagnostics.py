@@ -15,17 +15,17 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
 from feddle.core.search import Objective, Observer, Searched, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.options import Count, Strict
+from feddle.options import Count, Options
 from feddle.runtimes.trainers import Trainer
 from feddle.training.objectives import TaskObjective
 
 if TYPE_CHECKING:
-    from feddle.run.problem import Federation
+    from feddle.run.problem import Problem
 
 _REMEMBERED = 10  # true updates of earlier rounds
 
 
-class DiagnosticsOptions(Strict):
+class DiagnosticsOptions(Options):
     """Extra measurements of what the paper's figures and theorems are about; they do not change the run."""
 
     every: Count = Field(10, description="rounds between two measurements")
@@ -50,7 +50,7 @@ class Diagnostics:
 
     def __init__(
         self,
-        federation: "Federation",
+        problem: "Problem",
         layout: Layout,
         trainer: Trainer,
         *,
@@ -59,14 +59,14 @@ class Diagnostics:
         batch_size: int,
         seed: int,
     ) -> None:
-        self.federation = federation
+        self.problem = problem
         self.layout = layout
         self.trainer = trainer
         self.every = every
         self.clients = clients
         self.batch_size = batch_size
         self.seed = seed
-        self._eligible = federation.sizes.nonzero().flatten().numpy()
+        self._eligible = problem.sizes.nonzero().flatten().numpy()
         self.state = DiagnosticsState()
 
     def look(self, number: int, model: Weights, arrivals: Sequence[Arrival]) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class Diagnostics:
         return {"gradient_norm_ratio": {"mean": fmean(ratios), "max": max(ratios)}} if ratios else {}
 
     def _objective(self, client: int) -> TaskObjective:
-        federation = self.federation
-        return TaskObjective(federation.model, self.layout, federation.clients[client], federation.loss)
+        problem = self.problem
+        return TaskObjective(problem.model, self.layout, problem.clients[client], problem.loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ class InDomainComparison:
 
 def build_diagnostics(
     options: DiagnosticsOptions | None,
-    federation: "Federation",
+    problem: "Problem",
     layout: Layout,
     trainer: Trainer,
     batch_size: int,
@@ -163,15 +163,15 @@ def build_diagnostics(
     if options is None:
         return None
     every, clients = options.every, options.clients
-    return Diagnostics(federation, layout, trainer, every=every, clients=clients, batch_size=batch_size, seed=seed)
+    return Diagnostics(problem, layout, trainer, every=every, clients=clients, batch_size=batch_size, seed=seed)
 
 
-def build_observer(options: DiagnosticsOptions | None, federation: "Federation", layout: Layout) -> Observer | None:
+def build_observer(options: DiagnosticsOptions | None, problem: "Problem", layout: Layout) -> Observer | None:
     """A comparison with in-domain data, if diagnostics are on and the server's data is of another domain."""
-    examples = federation.witness
+    examples = problem.witness
     if options is None or examples is None:
         return None
-    objective = TaskObjective(federation.model, layout, examples, federation.loss, samples_per_round=1000)
+    objective = TaskObjective(problem.model, layout, examples, problem.loss, samples_per_round=1000)
     return InDomainComparison(objective, options.every)
 
 

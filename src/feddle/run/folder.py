@@ -20,7 +20,7 @@ from feddle.records import CHECKPOINT, CONFIG, HISTORY, MODEL, RESULT, read_resu
 from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, read_yaml
 from feddle.run.plan import Config, Plan
-from feddle.run.problem import build_federation
+from feddle.run.problem import build_problem
 from feddle.run.run import Line, Listener, Run
 from feddle.run.simulated import simulated
 from feddle.runtimes.runtime import Runtime
@@ -151,7 +151,7 @@ class RunFolder:
         self._replace(RESULT, (json.dumps(result, indent=2) + "\n").encode())
 
     def _keep_model(self, run: Run[Runtime]) -> None:
-        state = run.federation.model.state_dict()
+        state = run.problem.model.state_dict()
         self._replace(MODEL, save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
 
     def _replace(self, name: str, content: bytes) -> None:
@@ -179,7 +179,7 @@ def _made_by(run: Run[Runtime]) -> dict[str, Any]:
         "device": run.device,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "config": hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest(),
-        "data": run.federation.digest,
+        "data": run.problem.digest,
     }
 
 
@@ -223,7 +223,7 @@ def check_free(path: Path) -> None:
 def run_config(config: Config, out: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run[Simulation]:
     """Run a config into a new folder; whatever ends the run, what was done until then is kept."""
     check_free(out)
-    run = simulated(config, build_federation(config, quiet=quiet), scratch=out)
+    run = simulated(config, build_problem(config, quiet=quiet), scratch=out)
     folder = RunFolder(out)
     with folder.locked():
         check_free(out)  # another process may have been faster
@@ -242,7 +242,7 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
         if folder.is_finished():  # a kill just then may have left its checkpoint
             folder.checkpoint.clear()
             return None
-        run = simulated(config, build_federation(config, quiet=quiet), scratch=path)
+        run = simulated(config, build_problem(config, quiet=quiet), scratch=path)
         folder.restore(run)
         go_to_the_end(run, folder, Pace(config.checkpoint.every), listener)
     return run

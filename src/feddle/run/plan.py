@@ -12,14 +12,14 @@ from feddle.methods.feddle.method import FeddleOptions
 from feddle.methods.options import Method
 from feddle.models import Model
 from feddle.models.cnn import CnnOptions
-from feddle.options import Count, Strict
+from feddle.options import Count, Options
 from feddle.run.diagnostics import DiagnosticsOptions
 from feddle.runtimes.simulation import Delays
 from feddle.server import Checks
 from feddle.training.train import Recipe
 
 
-class Clients(Strict):
+class Clients(Options):
     """Who takes part."""
 
     count: Count = Field(
@@ -34,13 +34,13 @@ class Clients(Strict):
         return self
 
 
-class Evaluation(Strict):
+class Evaluation(Options):
     """When accuracy is measured."""
 
     every: Count = Field(10, description="rounds between evaluations; the last round is always one")
 
 
-class Plan(Strict):
+class Plan(Options):
     """Everything about a run except its model, its data, and where its clients are."""
 
     seed: int = Field(
@@ -71,7 +71,7 @@ class SimulationPlan(Plan):
     privacy: Privacy | None = None
 
 
-class Checkpoints(Strict):
+class Checkpoints(Options):
     """Checkpoints from which a stopped run continues (`feddle resume`)."""
 
     every: int | None = Field(

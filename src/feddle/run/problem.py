@@ -21,7 +21,7 @@ from feddle.training.train import Loss
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
+class Problem:
     """A model and the data that it meets: the clients', the server's, and what measures accuracy."""
 
     model: nn.Module
@@ -52,7 +52,7 @@ class PartitionedClients(Sequence[Examples]):
         return Selection(self.examples, self.partition[client])
 
 
-def build_federation(config: Config, *, quiet: bool = False) -> Federation:
+def build_problem(config: Config, *, quiet: bool = False) -> Problem:
     """Load, split and partition the data, and initialise the model."""
     data, seed = config.data, config.seed
     collection = build_collection(config, quiet=quiet)
@@ -68,7 +68,7 @@ def build_federation(config: Config, *, quiet: bool = False) -> Federation:
     partition = data.partition.build(train, config.clients.count, seed_for(seed, "partition"))
     labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
     measured = build_examples(tested, tested.labels, data, collection.name)
-    federation = Federation(
+    problem = Problem(
         build_model(config, collection.classes, quiet=quiet),
         PartitionedClients(build_examples(train, labels, data, collection.name), partition),
         partition.sizes,
@@ -81,10 +81,10 @@ def build_federation(config: Config, *, quiet: bool = False) -> Federation:
         digest=_digest(train.labels, partition.order, partition.offsets, tested.labels),
     )
     if data.outside:
-        return _guided_from_outside(federation, config, quiet)
+        return _guided_from_outside(problem, config, quiet)
     if own is None:
-        return federation
-    return replace(federation, server=_drawn(own, config, collection))
+        return problem
+    return replace(problem, server=_drawn(own, config, collection))
 
 
 def build_model(config: Config, classes: int, *, quiet: bool = False) -> nn.Module:
@@ -105,15 +105,15 @@ def build_collection(config: Config, *, quiet: bool = False) -> Collection:
     return collection
 
 
-def _guided_from_outside(federation: Federation, config: Config, quiet: bool) -> Federation:
-    """The same federation, with training images of another data set at the server; they stay as they are on disk."""
+def _guided_from_outside(problem: Problem, config: Config, quiet: bool) -> Problem:
+    """The same problem, with training images of another data set at the server; they stay as they are on disk."""
     collection = source_of(config.data.server).read(quiet=quiet)
     return replace(
-        federation,
+        problem,
         server=_drawn(collection.train, config, collection),
         out_of_domain=collection.name,
         server_classes=collection.classes,
-        witness=federation.test,
+        witness=problem.test,
     )
 
 

@@ -23,7 +23,7 @@ from feddle.methods.strategy import Strategy
 from feddle.records import HistoryLine, PrivacySpent, Result, best
 from feddle.run.diagnostics import Diagnostics
 from feddle.run.plan import Plan, SimulationPlan
-from feddle.run.problem import Federation
+from feddle.run.problem import Problem
 from feddle.runtimes.runtime import Runtime
 from feddle.server import Server
 from feddle.training.machine import one_thread
@@ -40,13 +40,13 @@ Where = TypeVar("Where", bound=Runtime, covariant=True)
 class Run(Generic[Where]):
     """The rounds of a federation and their history, one line per round; `runtime` is where its clients are.
 
-    Everything at the server is computed with `federation.model`. When `go` returns or fails, it holds the last version.
+    Everything at the server is computed with `problem.model`. When `go` returns or fails, it holds the last version.
     """
 
     def __init__(
         self,
         plan: Plan,
-        federation: Federation,
+        problem: Problem,
         layout: Layout,
         runtime: Where,
         *,
@@ -56,7 +56,7 @@ class Run(Generic[Where]):
         diagnostics: Diagnostics | None = None,
     ) -> None:
         self.plan = plan
-        self.federation = federation
+        self.problem = problem
         self.layout = layout
         self.runtime = runtime
         self.server = runtime.server
@@ -83,7 +83,7 @@ class Run(Generic[Where]):
                     if listener is not None:
                         listener(line)
         finally:
-            self.layout.write(self.federation.model, self.server.model)
+            self.layout.write(self.problem.model, self.server.model)
             self.seconds = time.perf_counter() - began
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -106,8 +106,8 @@ class Run(Generic[Where]):
     def _uncounted(self) -> dict[str, Tensor]:
         """The model's buffers that are not part of its weights, such as BatchNorm's count of batches."""
         counted = {slot.name for slot in self.layout.buffers}
-        kept = self.federation.model.state_dict().keys()
-        return {n: b for n, b in self.federation.model.named_buffers() if n in kept and n not in counted}
+        kept = self.problem.model.state_dict().keys()
+        return {n: b for n, b in self.problem.model.named_buffers() if n in kept and n not in counted}
 
     def _line(self, happened: Round) -> Line:
         """A round as a line of history, with the accuracy when an evaluation is due."""
@@ -132,10 +132,10 @@ class Run(Generic[Where]):
         return line
 
     def _evaluate(self, number: int) -> HistoryLine:
-        if self.federation.test is None:
+        if self.problem.test is None:
             return {}
-        self.layout.write(self.federation.model, self.server.model)
-        score = evaluate(self.federation.model, self.federation.test, self.federation.loss)
+        self.layout.write(self.problem.model, self.server.model)
+        score = evaluate(self.problem.model, self.problem.test, self.problem.loss)
         if not math.isfinite(score.loss):
             raise FeddleError(
                 f"the model's test loss became {score.loss} by round {number}; lower training.lr "
@@ -186,7 +186,7 @@ class Run(Generic[Where]):
 
 def parts_of(
     plan: Plan,
-    federation: Federation,
+    problem: Problem,
     layout: Layout,
     device: str,
     *,
@@ -196,16 +196,16 @@ def parts_of(
     """What the options of a plan's method build it from."""
     return Parts(
         method=plan.method.name,
-        bench=Workbench(federation.model, layout, federation.loss),
+        bench=Workbench(problem.model, layout, problem.loss),
         recipe=plan.training,
         seed=plan.seed,
         rounds=plan.rounds,
-        clients=len(federation.sizes) or plan.clients.count,  # on a network the clients are not known in advance
+        clients=len(problem.sizes) or plan.clients.count,  # on a network the clients are not known in advance
         per_round=plan.clients.per_round,
-        server=federation.server,
-        out_of_domain=federation.out_of_domain,
-        server_classes=federation.server_classes,
-        samples_per_round=federation.samples_per_round,
+        server=problem.server,
+        out_of_domain=problem.out_of_domain,
+        server_classes=problem.server_classes,
+        samples_per_round=problem.samples_per_round,
         device=device,
         scratch=scratch,
         observe=observe,

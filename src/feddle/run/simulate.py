@@ -18,7 +18,7 @@ from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy
 from feddle.run.load import explain
 from feddle.run.plan import SimulationPlan
-from feddle.run.problem import Federation, PartitionedClients
+from feddle.run.problem import PartitionedClients, Problem
 from feddle.run.run import Listener, Run
 from feddle.run.simulated import simulated
 from feddle.runtimes.simulation import Simulation
@@ -85,7 +85,7 @@ def simulate(
         if data is not None and not len(as_examples(data)):
             raise FeddleError(f"simulate: the {name} data is empty; leave it out or give it examples")
     shares = [as_examples(client) for client in clients]
-    federation = Federation(
+    problem = Problem(
         model,
         shares,
         torch.tensor([len(share) for share in shares]),
@@ -95,6 +95,6 @@ def simulate(
         out_of_domain=None if server_classes is None else "of another task",
         server_classes=server_classes,
     )
-    run = simulated(checked, federation, strategy, scratch=scratch)
+    run = simulated(checked, problem, strategy, scratch=scratch)
     run.go(listener)
     return run

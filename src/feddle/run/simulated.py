@@ -11,7 +11,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.methods.strategy import Strategy
 from feddle.run.diagnostics import build_diagnostics, build_observer
 from feddle.run.plan import SimulationPlan
-from feddle.run.problem import Federation
+from feddle.run.problem import Problem
 from feddle.run.run import Run, build_server, parts_of, resolve_device
 from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import InlineTrainer
@@ -23,7 +23,7 @@ AHEAD_BYTES = 2**30  # finished updates that wait for their arrival
 
 def simulated(
     plan: SimulationPlan,
-    federation: Federation,
+    problem: Problem,
     strategy: Strategy | None = None,
     *,
     scratch: Path | None = None,
@@ -35,39 +35,39 @@ def simulated(
     device = resolve_device(plan.device)
     if plan.training.precision == "bfloat16" and device == "cpu":
         require_bfloat16()
-    federation.model.to(device=device)
-    layout = Layout.of(federation.model)
-    trainer = build_trainer(plan, federation, layout, layout.read(federation.model), device)
-    observe = build_observer(plan.diagnostics, federation, layout)
-    parts = parts_of(plan, federation, layout, device, scratch=scratch, observe=observe)
+    problem.model.to(device=device)
+    layout = Layout.of(problem.model)
+    trainer = build_trainer(plan, problem, layout, layout.read(problem.model), device)
+    observe = build_observer(plan.diagnostics, problem, layout)
+    parts = parts_of(plan, problem, layout, device, scratch=scratch, observe=observe)
     simulation = Simulation(
         build_server(plan, parts, strategy),
         trainer,
         plan.delays,
-        eligible=federation.sizes.nonzero().flatten().numpy(),
+        eligible=problem.sizes.nonzero().flatten().numpy(),
         per_round=plan.clients.per_round,
         seed=plan.seed,
     )
     if len(simulation.eligible) < plan.clients.per_round:
         raise FeddleError(
-            f"only {len(simulation.eligible)} of {len(federation.sizes)} clients have any data, but clients.per_round "
+            f"only {len(simulation.eligible)} of {len(problem.sizes)} clients have any data, but clients.per_round "
             f"is {plan.clients.per_round}; spread the data more evenly (data.partition) or lower clients.per_round"
         )
     method = plan.method.name if strategy is None else type(strategy).__name__
-    diagnostics = build_diagnostics(plan.diagnostics, federation, layout, trainer, plan.training.batch_size, plan.seed)
+    diagnostics = build_diagnostics(plan.diagnostics, problem, layout, trainer, plan.training.batch_size, plan.seed)
     return Run(
-        plan, federation, layout, simulation, method=method, device=device, helpers=trainer, diagnostics=diagnostics
+        plan, problem, layout, simulation, method=method, device=device, helpers=trainer, diagnostics=diagnostics
     )
 
 
 def build_trainer(
-    plan: SimulationPlan, federation: Federation, layout: Layout, model: Weights, device: str
+    plan: SimulationPlan, problem: Problem, layout: Layout, model: Weights, device: str
 ) -> InlineTrainer | WorkerPool:
     """Worker processes where they help, else this process."""
     training = ClientWork(
-        federation.model, layout, federation.clients, plan.training, federation.loss, plan.seed, federation.augment
+        problem.model, layout, problem.clients, plan.training, problem.loss, plan.seed, problem.augment
     )
-    work = client_work(training, plan.attack, plan.privacy, federation.sizes.nonzero().flatten())
+    work = client_work(training, plan.attack, plan.privacy, problem.sizes.nonzero().flatten())
     workers = resolve_workers(plan.workers, device)
     if not workers:
         return InlineTrainer(work)

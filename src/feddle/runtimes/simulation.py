@@ -13,12 +13,12 @@ from feddle.core.messages import Job, Round
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import max_staleness
-from feddle.options import NonNegative, Strict
+from feddle.options import NonNegative, Options
 from feddle.runtimes.trainers import Trainer
 from feddle.server import Server
 
 
-class Delays(Strict):
+class Delays(Options):
     """Half-normal delays, in rounds."""
 
     sigma: NonNegative = Field(

@@ -10,13 +10,13 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.search import Objective
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, draw
-from feddle.options import Strict, choice
+from feddle.options import Options, choice
 from feddle.training.parts import Parts
 from feddle.training.surrogate import ClustersOptions, RotationOptions, SurrogateOptions
 from feddle.training.train import Loss
 
 
-class TaskOptions(Strict):
+class TaskOptions(Options):
     """The clients' own loss; needs server data of the clients' task."""
 
     name: Literal["task"] = "task"
@@ -26,7 +26,7 @@ class TaskOptions(Strict):
         return _on_model(parts, parts.server_data(), parts.bench.loss)
 
 
-class EntropyOptions(Strict):
+class EntropyOptions(Options):
     """Confident predictions: the entropy of the model's outputs; needs no labels."""
 
     name: Literal["entropy"] = "entropy"

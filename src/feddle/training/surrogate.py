@@ -19,7 +19,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.search import PASS_BATCH, Objective
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, Relabelled, Rotated, draw
-from feddle.options import Count, NonNegative, Strict
+from feddle.options import Count, NonNegative, Options
 from feddle.training.parts import Parts
 
 Represent = Callable[[Examples], Tensor]
@@ -89,7 +89,7 @@ class Clusters:
         return Relabelled(examples, (points @ centres.T).argmax(1))
 
 
-class _HeadOptions(Strict):
+class _HeadOptions(Options):
     """How the surrogate head θ is fitted at the start of each search."""
 
     head_steps: Count = Field(20, description="steps of L-BFGS that fit the surrogate head before each search")

@@ -17,14 +17,14 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, torch_generator
 from feddle.data.examples import Examples
-from feddle.options import Count, NonNegative, Positive, Strict
+from feddle.options import Count, NonNegative, Options, Positive
 from feddle.training.kernels import Optimizer, make_optimizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-class Recipe(Strict):
+class Recipe(Options):
     """What a client does with a job."""
 
     optimizer: Literal["adam", "sgd"] = Field("adam", description="`adam` or `sgd`, fresh for each job")

@@ -12,7 +12,7 @@ from torch import Tensor
 from feddle.core.errors import FeddleError, did_you_mean
 from feddle.data.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks, require_classes
 from feddle.data.pictures import Files, require_pillow
-from feddle.options import Strict
+from feddle.options import Options
 
 Column = Literal["image", "label", "client", "split"]
 # Usual names of each column, in the order in which they are looked for.
@@ -25,7 +25,7 @@ USUAL: dict[Column, tuple[str, ...]] = {
 TRAIN, TEST, SERVER = ("train", "training"), ("test", "val", "valid", "validation"), "server"
 
 
-class Columns(Strict):
+class Columns(Options):
     """What the columns of a CSV file or a Hugging Face dataset are called; by default one of the usual names."""
 
     image: str | None = Field(None, description="the image, or its path; usually `path` or `image`")

@@ -10,7 +10,7 @@ from torch import Tensor
 from feddle.core.messages import Arrival
 from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
 from feddle.methods.fadas import Amsgrad, Epsilon, SecondDecay
-from feddle.options import Strict, choice
+from feddle.options import Options, choice
 from feddle.training.parts import Parts
 
 
@@ -21,7 +21,7 @@ class Anchoring(Protocol):
         """One anchor per arrival."""
 
 
-class RawAnchors(Strict):
+class RawAnchors(Options):
     """The updates as they are."""
 
     name: Literal["raw"] = "raw"
@@ -35,7 +35,7 @@ class RawAnchors(Strict):
         return [a.update.delta for a in arrivals]
 
 
-class CalibratedOptions(Strict):
+class CalibratedOptions(Options):
     """Updates calibrated by the clients' last ones, as in CA2FL."""
 
     name: Literal["calibrated"] = "calibrated"
@@ -64,7 +64,7 @@ class CalibratedAnchors:
         return anchors
 
 
-class AdaptiveOptions(Strict):
+class AdaptiveOptions(Options):
     """Updates preconditioned by AMSGrad's moments, as in FADAS."""
 
     name: Literal["adaptive"] = "adaptive"

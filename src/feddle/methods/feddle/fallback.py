@@ -12,7 +12,7 @@ from feddle.core.messages import Arrival
 from feddle.core.staleness import polynomial, staleness_weight
 from feddle.methods.fedasync import Exponent, Mixing
 from feddle.methods.strategy import ServerLr, Staleness
-from feddle.options import Count, NonNegative, Strict, choice
+from feddle.options import Count, NonNegative, Options, choice
 
 
 class Fallback(Protocol):
@@ -22,7 +22,7 @@ class Fallback(Protocol):
         """One raw coefficient per arrival."""
 
 
-class FedBuffFallback(Strict):
+class FedBuffFallback(Options):
     """FedBuff's step with the arrivals as its buffer."""
 
     name: Literal["fedbuff"] = "fedbuff"
@@ -38,7 +38,7 @@ class FedBuffFallback(Strict):
         return [self.lr * staleness_weight(self.staleness, a.staleness) / size for a in arrivals]
 
 
-class FedAvgFallback(Strict):
+class FedAvgFallback(Options):
     """The arrivals' mean, weighted by examples."""
 
     name: Literal["fedavg"] = "fedavg"
@@ -49,7 +49,7 @@ class FedAvgFallback(Strict):
         return [a.update.num_examples / examples for a in arrivals]
 
 
-class FedAsyncFallback(Strict):
+class FedAsyncFallback(Options):
     """FedAsync's mixing of one arrival after the other."""
 
     name: Literal["fedasync"] = "fedasync"
@@ -66,7 +66,7 @@ class FedAsyncFallback(Strict):
         return raw[::-1]
 
 
-class AdaptiveFallback(Strict):
+class AdaptiveFallback(Options):
     """FedAvg's step in rounds whose arrivals are fresh, FedBuff's in the others."""
 
     name: Literal["adaptive"] = "adaptive"
@@ -79,7 +79,7 @@ class AdaptiveFallback(Strict):
         return chosen(arrivals)
 
 
-class NoFallback(Strict):
+class NoFallback(Options):
     """Start from the current model."""
 
     name: Literal["none"] = "none"

@@ -13,10 +13,10 @@ from feddle.core.batches import mini_batches
 from feddle.core.search import Found, Objective, SearchSpace, checked, full_pass, smoothness
 from feddle.core.seeds import torch_generator
 from feddle.methods.strategy import BatchSize, ServerEpochs
-from feddle.options import Count, Positive, Strict, choice
+from feddle.options import Count, Options, Positive, choice
 
 
-class PaperSearch(Strict):
+class PaperSearch(Options):
     """Adam over mini-batches of the server's data."""
 
     name: Literal["paper"] = "paper"
@@ -40,7 +40,7 @@ class PaperSearch(Strict):
         )
 
 
-class AnnealedSearch(Strict):
+class AnnealedSearch(Options):
     """Adam over mini-batches; the learning rate falls to zero over the search."""
 
     name: Literal["annealed"] = "annealed"
@@ -65,7 +65,7 @@ class AnnealedSearch(Strict):
         )
 
 
-class SgdSearch(Strict):
+class SgdSearch(Options):
     """SGD with the step sizes of the paper's theory; L is estimated from differences of gradients."""
 
     name: Literal["sgd"] = "sgd"
@@ -102,7 +102,7 @@ class SgdSearch(Strict):
         return 1 / (smooth * squared)
 
 
-class LbfgsSearch(Strict):
+class LbfgsSearch(Options):
     """L-BFGS with a line search over all of the server's data at once."""
 
     name: Literal["lbfgs"] = "lbfgs"

@@ -7,10 +7,10 @@ from pydantic import Discriminator, Field
 from feddle.core.errors import FeddleError
 from feddle.core.packed import Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
-from feddle.options import Strict, choice
+from feddle.options import Options, choice
 
 
-class FloatStorage(Strict):
+class FloatStorage(Options):
     """Four bytes per number, nothing lost."""
 
     name: Literal["float32"] = "float32"
@@ -20,7 +20,7 @@ class FloatStorage(Strict):
         return FloatRows.empty(capacity, dimension, device)
 
 
-class Int8Storage(Strict):
+class Int8Storage(Options):
     """One byte per number, and one scale per anchor."""
 
     name: Literal["int8"] = "int8"
@@ -31,7 +31,7 @@ class Int8Storage(Strict):
         return Int8Rows.empty(capacity, dimension)
 
 
-class SparseStorage(Strict):
+class SparseStorage(Options):
     """The largest numbers of each anchor with their positions, eight bytes each."""
 
     name: Literal["sparse"] = "sparse"

@@ -21,7 +21,7 @@ from feddle.core.messages import Job, Round
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import max_staleness
-from feddle.options import Count, NonNegative, Positive, Strict
+from feddle.options import Count, NonNegative, Options, Positive
 from feddle.runtimes.flower.pulls import Pulls
 from feddle.runtimes.flower.roster import Node, Roster
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_update
@@ -52,7 +52,7 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-class Rules(Strict):
+class Rules(Options):
     """When updates are merged and jobs end, in seconds."""
 
     merge_after: Positive = Field(600.0, description="seconds after the first arrival until what has arrived is merged")

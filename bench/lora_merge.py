@@ -6,34 +6,32 @@ Every round averages what came back in time, so that the two differ in nothing e
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from feddle.core.layout import Layout, Slot, Weights
-from feddle.core.messages import Arrival
+from feddle.core.messages import Arrival, Merged
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
-from feddle.run.run import Run
+from feddle.run.simulated import simulated
 
 
 class Mean:
     """The mean of the arrivals' models; `products` says what of an adapter is averaged."""
 
-    max_staleness: int | None = 0
+    max_staleness = 0
 
     def __init__(self, layout: Layout, *, products: bool) -> None:
         self.layout = layout
         self.products = products
-        self.notes: Mapping[str, Any] = {}
 
-    def merge(self, model: Weights, arrivals: Sequence[Arrival]) -> Weights:
+    def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
         if not arrivals:
-            return model
+            return Merged(model)
         ends = torch.stack([a.start.vector + a.update.delta for a in arrivals])
         mean = ends.mean(0)
         gaps, cuts = [], []
@@ -46,15 +44,8 @@ class Mean:
             if self.products:
                 mean[a.place] = (kept.sqrt()[:, None] * right).flatten()
                 mean[b.place] = (left * kept.sqrt()).flatten()
-        self.notes = {"gap": sum(gaps) / len(gaps), "cut": sum(cuts) / len(cuts)}
-        return Weights(mean, model.buffers)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing goes on."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Strategy`."""
+        notes = {"gap": sum(gaps) / len(gaps), "cut": sum(cuts) / len(cuts)}
+        return Merged(Weights(mean, model.buffers), notes)
 
 
 def pairs(layout: Layout) -> Iterator[tuple[Slot, Slot]]:
@@ -81,8 +72,8 @@ def main() -> None:
     print("| what is averaged | accuracy by round | mean gap | mean cut |\n|---|---|---|---|")
     for products in (False, True):
         config = load_config(Path(sys.argv[1]), ["delays.sigma=0", "method=fedavg", *sys.argv[2:]])
-        federation = build_problem(config, quiet=True)
-        run = Run(config, federation, Mean(Layout.of(federation.model), products=products))
+        problem = build_problem(config, quiet=True)
+        run = simulated(config, problem, Mean(Layout.of(problem.model), products=products))
         run.go()
         accuracies = [f"{100 * line['accuracy']:.1f}" for line in run.history if "accuracy" in line]
         means = [sum(line[n] for line in run.history) / len(run.history) for n in ("gap", "cut")]

@@ -18,20 +18,23 @@ import torch
 from torch import Tensor
 from variants import OUTSIDE
 
-from feddle.core.search import Found, Objective, PaperSearch, SearchSpace, full_pass
+from feddle.core.search import Found, Objective, SearchSpace, full_pass
 from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.search import PaperSearch
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
+from feddle.run.simulated import simulated
+from feddle.runtimes.simulation import Simulation
 from feddle.training.objectives import TaskObjective, entropy
 from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
 from feddle.training.train import evaluate
 
-SEARCH = PaperSearch(3e-3, 1, 32)
+SEARCH = PaperSearch(lr=3e-3)
 SAMPLES = 2000
 
 
-def candidates(run: Run) -> dict[str, Objective]:
+def candidates(run: Run[Simulation]) -> dict[str, Objective]:
     """What guides, by name."""
     model, layout, server, test = run.problem.model, run.layout, run.problem.server, run.problem.test
     assert server is not None
@@ -54,7 +57,7 @@ def candidates(run: Run) -> dict[str, Objective]:
 class Probing:
     """Compares the candidates every so many merges; the run itself stays at the fallback's step."""
 
-    run: Run
+    run: Run[Simulation]
     every: int
     rows: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     seen: int = 0
@@ -104,7 +107,7 @@ def main() -> None:
     for seed in arguments.seeds:
         setting = [f"seed={seed}", "workers=0", f"rounds={arguments.rounds}", "evaluation.every=1000", *OUTSIDE]
         config = load_config(Path("experiments/small.yaml"), setting)
-        run = Run(config, build_problem(config))
+        run = simulated(config, build_problem(config))
         assert isinstance(run.server.strategy, Feddle)
         probing = run.server.strategy.search = Probing(run, arguments.every)
         run.go()

@@ -19,7 +19,7 @@ from feddle.data.examples import Images
 from feddle.models.cnn import CNN
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
-from feddle.run.run import Run
+from feddle.run.simulated import simulated
 from feddle.training.machine import one_thread, require_bfloat16
 from feddle.training.train import Recipe, train
 
@@ -52,7 +52,7 @@ def accuracies(precision: str, rounds: int, seed: int) -> list[float]:
     """The accuracy at each evaluation of the demo."""
     changes = [f"training.precision={precision}", f"rounds={rounds}", f"seed={seed}", "workers=0", "device=cpu"]
     config = load_config(DEMO, changes)
-    run = Run(config, build_problem(config, quiet=True))
+    run = simulated(config, build_problem(config, quiet=True))
     run.go()
     return [line["accuracy"] for line in run.history if "accuracy" in line]
 

@@ -26,9 +26,9 @@ from scale_plot import PANELS, draw
 from feddle.data.examples import Images
 from feddle.data.partition import Partition
 from feddle.models.cnn import CNN
-from feddle.run.plan import Plan
+from feddle.run.plan import SimulationPlan
 from feddle.run.problem import PartitionedClients, Problem
-from feddle.run.run import Run
+from feddle.run.simulated import simulated
 
 BENCH = Path(__file__).resolve().parent
 RESULTS, PLOT = BENCH / "results" / "scale.json", BENCH.parent / "docs" / "scale.svg"
@@ -89,7 +89,7 @@ def federation(point: Point) -> Problem:
 def measure(point: Point, rounds: int) -> Result:
     """Seconds of each round after the warm-up, seconds until the first could begin, and peak memory in MB."""
     began = time.perf_counter()
-    plan = Plan.model_validate(
+    plan = SimulationPlan.model_validate(
         {
             "rounds": point.warm_up + rounds,
             "workers": 0,
@@ -100,7 +100,7 @@ def measure(point: Point, rounds: int) -> Result:
             "method": {"name": "feddle", "atlas_size": point.atlas_size, "search": {"name": "paper", "epochs": 1}},
         }
     )
-    run = Run(plan, federation(point))
+    run = simulated(plan, federation(point))
     started = time.perf_counter() - began
     ends = [time.process_time()]
     run.go(lambda _: ends.append(time.process_time()))

@@ -19,8 +19,9 @@ from torch.nn import functional as F
 from feddle.core.layout import Layout, Weights
 from feddle.core.packed import Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
-from feddle.core.search import PaperSearch, SearchSpace
+from feddle.core.search import SearchSpace
 from feddle.data.examples import Images
+from feddle.methods.feddle.search import PaperSearch
 from feddle.models.cnn import CNN
 from feddle.models.resnet import ResNet18
 from feddle.training.machine import one_thread

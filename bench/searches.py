@@ -19,11 +19,14 @@ import torch._dynamo  # L-BFGS's first step would import it, within its time
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from feddle.core.search import Found, LbfgsSearch, Objective, PaperSearch, Search, SearchSpace, full_pass
+from feddle.core.search import Found, Objective, Search, SearchSpace, full_pass
 from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
+from feddle.run.simulated import simulated
+from feddle.runtimes.simulation import Simulation
 from feddle.training.objectives import TaskObjective
 from feddle.training.train import evaluate
 
@@ -85,17 +88,17 @@ class GaussNewtonSearch:
 
 
 CANDIDATES: dict[str, Search] = {
-    "Adam 1e-3, 1 pass": PaperSearch(1e-3, 1, 32),
-    "Adam 3e-3, 1 pass": PaperSearch(3e-3, 1, 32),
-    "Adam 1e-2, 1 pass": PaperSearch(1e-2, 1, 32),
-    "Adam 1e-3, 10 passes": PaperSearch(1e-3, 10, 32),
-    "annealed 1e-2, 1 pass": PaperSearch(1e-2, 1, 32, anneal=True),
-    "annealed 3e-2, 1 pass": PaperSearch(3e-2, 1, 32, anneal=True),
-    "annealed 1e-2, 3 passes": PaperSearch(1e-2, 3, 32, anneal=True),
-    "annealed 1e-2, batch 128, 3 passes": PaperSearch(1e-2, 3, 128, anneal=True),
-    "L-BFGS, 2": LbfgsSearch(2),
-    "L-BFGS, 5": LbfgsSearch(5),
-    "L-BFGS, 10": LbfgsSearch(10),
+    "Adam 1e-3, 1 pass": PaperSearch(lr=1e-3, epochs=1, batch_size=32),
+    "Adam 3e-3, 1 pass": PaperSearch(lr=3e-3, epochs=1, batch_size=32),
+    "Adam 1e-2, 1 pass": PaperSearch(lr=1e-2, epochs=1, batch_size=32),
+    "Adam 1e-3, 10 passes": PaperSearch(lr=1e-3, epochs=10, batch_size=32),
+    "annealed 1e-2, 1 pass": AnnealedSearch(lr=1e-2, epochs=1, batch_size=32),
+    "annealed 3e-2, 1 pass": AnnealedSearch(lr=3e-2, epochs=1, batch_size=32),
+    "annealed 1e-2, 3 passes": AnnealedSearch(lr=1e-2, epochs=3, batch_size=32),
+    "annealed 1e-2, batch 128, 3 passes": AnnealedSearch(lr=1e-2, epochs=3, batch_size=128),
+    "L-BFGS, 2": LbfgsSearch(iterations=2),
+    "L-BFGS, 5": LbfgsSearch(iterations=5),
+    "L-BFGS, 10": LbfgsSearch(iterations=10),
     "Gauss-Newton, 1": GaussNewtonSearch(1),
     "Gauss-Newton, 3": GaussNewtonSearch(3),
 }
@@ -103,9 +106,9 @@ CANDIDATES: dict[str, Search] = {
 
 @dataclass(eq=False)
 class Comparing:
-    """Runs every candidate in the chosen merges; the run itself goes on with the first."""
+    """Runs every candidate in the chosen merges; the run itself continues with the first."""
 
-    run: Run
+    run: Run[Simulation]
     merges: Sequence[int]
     rows: dict[str, list[tuple[float, float, float]]] = field(default_factory=lambda: defaultdict(list))
     seen: int = 0
@@ -140,7 +143,7 @@ def whole_runs(config: Path, seeds: Sequence[int], names: Sequence[str]) -> None
         results, seconds = [], []
         for seed in seeds:
             chosen = load_config(config, [f"seed={seed}", "workers=0"])
-            run = Run(chosen, build_problem(chosen))
+            run = simulated(chosen, build_problem(chosen))
             assert isinstance(run.server.strategy, Feddle)
             run.server.strategy.search = CANDIDATES[name]
             began = time.process_time()
@@ -170,7 +173,7 @@ def main() -> None:
     for seed in arguments.seeds:
         overrides = [f"seed={seed}", "workers=0", f"rounds={max(arguments.merges) + 1}", "evaluation.every=1000"]
         config = load_config(arguments.config, overrides)
-        run = Run(config, build_problem(config))
+        run = simulated(config, build_problem(config))
         assert isinstance(run.server.strategy, Feddle)
         comparing = Comparing(run, arguments.merges)
         run.server.strategy.search = comparing

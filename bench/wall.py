@@ -21,6 +21,8 @@ from feddle.core.messages import Job, Update
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
+from feddle.run.simulated import simulated
+from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import Trainer
 
 CONFIG = Path(__file__).resolve().parent.parent / "experiments" / "fashion-mnist-cnn.yaml"
@@ -55,17 +57,17 @@ class TimedTrainer:
             self.seconds += time.process_time() - began
 
 
-def build(changes: Sequence[str], workers: int) -> Run:
+def build(changes: Sequence[str], workers: int) -> Run[Simulation]:
     """The run with so many workers; 0: in this process."""
     config = load_config(CONFIG, [*changes, f"workers={workers}", "device=cpu"])
-    return Run(config, build_problem(config, quiet=True))
+    return simulated(config, build_problem(config, quiet=True))
 
 
 def inline(changes: Sequence[str]) -> tuple[Work, Weights]:
     """The work of the run, and the model that comes of it."""
     run = build(changes, 0)
-    timed = TimedTrainer(run.trainer)
-    run.simulation.trainer = timed
+    timed = TimedTrainer(run.runtime.trainer)
+    run.runtime.trainer = timed
     began = time.process_time()
     run.go()
     return Work(timed.seconds, time.process_time() - began - timed.seconds), run.server.model

@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable
 
 import torch
 from settings import workload_config
@@ -11,6 +10,9 @@ from workload import Clock, Workload, load, write_result
 from feddle.core.messages import Job
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
+from feddle.run.simulated import simulated
+from feddle.runtimes.simulation import Simulation
+from feddle.server import Server
 
 
 def main() -> None:
@@ -18,9 +20,9 @@ def main() -> None:
     folder, out, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
     workload = load(folder)
     config = workload_config(workload.rounds, workers)
-    run = Run(config, dataclasses.replace(build_problem(config, quiet=True), test=None))
+    run = simulated(config, dataclasses.replace(build_problem(config, quiet=True), test=None))
     trained: list[int] = []
-    run.simulation.delays = _noting(run.simulation.delays, trained)
+    _note_clients(run.server, trained)
     _check_start(run, workload)
     with Clock() as clock:
         run.go()
@@ -30,17 +32,18 @@ def main() -> None:
     write_result(out, clock, workload.accuracy(run.problem.model), threads=workers, note=note)
 
 
-def _noting(delays: Callable[[Job], int], clients: list[int]) -> Callable[[Job], int]:
-    """The same delays; each job's client is noted as it is dispatched."""
+def _note_clients(server: Server, clients: list[int]) -> None:
+    """Note the client of each job as it is dispatched."""
+    dispatch = server.dispatch
 
-    def noted(job: Job) -> int:
-        clients.append(job.client)
-        return delays(job)
+    def noted(client: int) -> Job:
+        clients.append(client)
+        return dispatch(client)
 
-    return noted
+    server.dispatch = noted  # type: ignore[method-assign]
 
 
-def _check_start(run: Run, workload: Workload) -> None:
+def _check_start(run: Run[Simulation], workload: Workload) -> None:
     """Refuse to run on other data or other initial weights than the peers."""
     weights = run.problem.model.state_dict()
     same = all(torch.equal(weights[name], tensor) for name, tensor in workload.weights.items())

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from feddle.core.errors import FeddleError
 from feddle.models.options import ModelOptions
 from feddle.options import Count
-from feddle.training.kernels.pooling import PooledReLU
 
 
 class CnnOptions(ModelOptions):
@@ -46,6 +45,8 @@ class CNN(nn.Module):
         padding: bool = True,
         pools: int = 3,
     ) -> None:
+        from feddle.training.kernels.pooling import PooledReLU  # imports numba, which a config does not need
+
         super().__init__()
         if image_size < 28:
             raise FeddleError(

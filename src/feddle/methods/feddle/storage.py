@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field
 
 from feddle.core.errors import FeddleError
-from feddle.core.packed import Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
 from feddle.options import Options, choice
 
@@ -27,6 +26,8 @@ class Int8Storage(Options):
 
     def build(self, capacity: int, dimension: int, device: str) -> Rows:
         """Room for `capacity` anchors."""
+        from feddle.core.packed import Int8Rows  # numba takes a second to import
+
         _require_cpu(self.name, device)
         return Int8Rows.empty(capacity, dimension)
 
@@ -39,6 +40,8 @@ class SparseStorage(Options):
 
     def build(self, capacity: int, dimension: int, device: str) -> Rows:
         """Room for `capacity` anchors."""
+        from feddle.core.packed import SparseRows  # numba takes a second to import
+
         _require_cpu(self.name, device)
         return SparseRows.empty(capacity, dimension, self.density)
 

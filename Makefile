@@ -25,24 +25,24 @@ $(VENV)/docs: $(VENV)/base
 	@$(PIP) -e '.[docs]'
 	@touch $@
 
-setup: $(VENV)/base ## make .venv with feddle in it
+setup: $(VENV)/base ## create .venv and install feddle into it
 
-demo: $(VENV)/base ## Feddle, FedBuff and FedAvg on Fashion-MNIST, in about three minutes
+demo: $(VENV)/base ## compare Feddle, FedBuff and FedAvg on Fashion-MNIST (about three minutes)
 	@$(BIN)/feddle compare experiments/demo.yaml
 
-test: $(VENV)/dev ## every quick test
+test: $(VENV)/dev ## run the quick tests
 	@$(BIN)/python -m pytest -q
 
-test-slow: $(VENV)/dev ## the tests that take minutes
+test-slow: $(VENV)/dev ## run the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow
 
-lint: $(VENV)/dev ## format, lint, types, layers
+lint: $(VENV)/dev ## check format, lint, types and layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(VENV)/dev ## measure speed; prints ratios
+bench: $(VENV)/dev ## measure speed and print ratios
 	@$(BIN)/python bench/step.py
 	@$(BIN)/python bench/search.py
 	@$(BIN)/python bench/denormals.py

@@ -1,4 +1,4 @@
-"""What BatchNorm's running statistics are worth after a run: as they were merged, taken anew, or as they came.
+"""Accuracy after a run with BatchNorm's running statistics as merged, computed again, or as pretrained.
 
 python bench/batchnorm.py runs/resnet18-cifar10-fedbuff-seed0 ...
 """
@@ -21,7 +21,7 @@ _TEST_IMAGES = 3000
 
 @torch.no_grad()
 def take_anew(model: nn.Module, examples: Examples) -> None:
-    """Set the statistics to those of the examples, each batch of 250 counted once."""
+    """Compute the statistics again on the examples: the mean over batches of 250."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.reset_running_stats()
@@ -37,7 +37,7 @@ def statistics(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def look(folder: Path) -> str:
-    """A row of the table: the accuracy of the run's model with each kind of statistics."""
+    """One row of the table: the accuracy of the run's model with each kind of statistics."""
     federation = build_problem(load_config(folder / "config.yaml"), quiet=True)
     assert federation.server is not None
     assert federation.test is not None

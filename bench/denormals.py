@@ -1,8 +1,8 @@
-"""What numbers below 1e-38 cost in training, and what feddle makes of them: `python bench/denormals.py`.
+"""The cost of numbers below 1e-38 in training, kept or counted as zero: `python bench/denormals.py`.
 
-A client that knows its images by heart: the CNN with so large a bias for the one class that gradients are of the order
-of e^-80. CPU time of training on them over that of training on images that it does not know, with and without taking
-such numbers for zero; the weights that come out must be the same bits.
+The client has memorised its images: the CNN has such a large bias for one class that gradients are of the order of
+e^-80. Prints the CPU time of training on these images divided by the CPU time of training on new images, with and
+without counting such numbers as zero. The resulting weights must be bit-identical.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def images(count: int = 320) -> Images:
 
 
 def trained(bias: float, *, flush: bool) -> tuple[float, Tensor]:
-    """The CPU time of an epoch from a network that is so sure of the first class, and the weights after it."""
+    """The CPU time of an epoch of a network with this bias for the first class, and the weights after it."""
     torch.manual_seed(0)
     model = CNN(10)
     layout = Layout.of(model)

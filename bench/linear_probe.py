@@ -1,4 +1,4 @@
-"""What a config's model reaches with its body as it starts: a linear head, fitted on the server's data alone.
+"""A linear probe of a config's model: the body as it starts, and a head fitted only on the server's data.
 
 python bench/linear_probe.py experiments/resnet18-cifar10.yaml
 """
@@ -19,7 +19,7 @@ from feddle.training.machine import one_thread
 
 @torch.no_grad()
 def representations(model: nn.Module, head: nn.Module, examples: Examples) -> tuple[Tensor, Tensor]:
-    """What the head gets to see of the examples (n, width), and their labels."""
+    """The head's inputs for the examples (n, width), and their labels."""
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     labels = []

@@ -1,4 +1,4 @@
-"""Curves over rounds as an SVG file: panels side by side, the same lines in each, names at the right."""
+"""Draw curves over rounds as an SVG file: panels next to each other, the same lines in each, names on the right."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ LINES = """
 
 @dataclass(frozen=True)
 class Panel:
-    """A title, and a curve for each name."""
+    """A title, and one curve per name."""
 
     title: str
     curves: Mapping[str, Curve]
 
 
 def draw(panels: Sequence[Panel], spoken: str) -> str:
-    """The panels as an SVG file."""
+    """Write the panels as an SVG file."""
     size = Size("lines", WIDTH * len(panels) + NAMES, HEIGHT, 0)
     drawn = [
         element("g", _panel(panel, last=i == len(panels) - 1), transform=f"translate({i * WIDTH:g} 0)")

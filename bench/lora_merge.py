@@ -1,8 +1,8 @@
-"""Two readings of merging adapters: A and B as they are, or their products BA, cut back to the adapters' rank.
+"""Two ways to merge adapters: average A and B separately, or average BA and cut it to the adapters' rank.
 
 python bench/lora_merge.py experiments/vit-lora-cifar10.yaml
 
-Every round averages what came back in time, so that the two differ in nothing else.
+Every round averages the updates that arrived in time, so the two ways differ in nothing else.
 """
 
 import sys
@@ -20,7 +20,7 @@ from feddle.run.simulated import simulated
 
 
 class Mean:
-    """The mean of the arrivals' models; `products` says what of an adapter is averaged."""
+    """The mean of the arrivals' models. `products` averages the products BA instead of A and B."""
 
     max_staleness = 0
 
@@ -57,7 +57,7 @@ def pairs(layout: Layout) -> Iterator[tuple[Slot, Slot]]:
 
 
 def matrix(vector: Tensor, slot: Slot) -> Tensor:
-    """The matrix in its place in a flat vector."""
+    """The matrix at this place in a flat vector."""
     return vector[slot.place].view(slot.shape)
 
 
@@ -68,7 +68,7 @@ def truncated(product: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def main() -> None:
-    """Run both readings of a config, and print them side by side."""
+    """Run a config in both ways, and print one row for each."""
     print("| what is averaged | accuracy by round | mean gap | mean cut |\n|---|---|---|---|")
     for products in (False, True):
         config = load_config(Path(sys.argv[1]), ["delays.sigma=0", "method=fedavg", *sys.argv[2:]])

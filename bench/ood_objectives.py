@@ -1,9 +1,10 @@
-"""How well each objective on another domain's data tells where the clients' own data would point.
+"""How well objectives on data of another domain agree with the direction of the clients' own data.
 
-Runs a federation of `experiments/small.yaml` whose merges are plain steps of the fallback: every objective meets
-the same rounds. In some of them each one is compared at c′: the cosine between its ∂ℓ/∂c and that of 3000 in-domain
-images, and the change in test accuracy when a search (Adam 3e-3, one pass) follows it from c′. 1000 in-domain images
-are the yardstick; they are test images, so its own gain is a little flattered. Prints means with standard errors.
+Runs a federation of `experiments/small.yaml`. Every merge is a plain step of the fallback, so that all objectives get
+the same rounds. In some rounds, every objective is compared at the start of the search (c′). Two quantities are
+measured: the cosine between its gradient ∂ℓ/∂c and that of 3000 in-domain images, and the change in test accuracy after
+a search (Adam 3e-3, one pass) from c′. 1000 in-domain images are the baseline. They are test images, so the gain of the
+baseline is slightly optimistic. Prints means with standard errors.
 """
 
 import argparse
@@ -35,7 +36,7 @@ SAMPLES = 2000
 
 
 def candidates(run: Run[Simulation]) -> dict[str, Objective]:
-    """What guides, by name."""
+    """The objectives by name."""
     model, layout, server, test = run.problem.model, run.layout, run.problem.server, run.problem.test
     assert server is not None
     assert test is not None
@@ -55,7 +56,7 @@ def candidates(run: Run[Simulation]) -> dict[str, Objective]:
 
 @dataclass(eq=False)
 class Probing:
-    """Compares the candidates every so many merges; the run itself stays at the fallback's step."""
+    """Compares the candidates at every `every`-th merge. The run itself takes the fallback's step."""
 
     run: Run[Simulation]
     every: int

@@ -1,8 +1,8 @@
-"""Whether data of another domain points where the clients' own would, with and without the fallback start.
+"""Whether data of another domain gives the same direction as the clients' own, with and without the fallback.
 
-Four runs of Feddle guided by CIFAR-10 on Fashion-MNIST clients: fallback fedbuff or none, λ 0.01 or 0. Finished runs in
-`--runs` are not run again. Writes docs/ood-signal.svg (accuracy, and the cosine between ∂ℓ/∂c of the guiding and of
-in-domain data at c′) and prints the table of docs/results.md.
+Runs Feddle four times with Fashion-MNIST clients, guided by CIFAR-10: the fallback is fedbuff or none, and λ is 0.01 or
+0. Finished runs in `--runs` are not run again. Writes docs/ood-signal.svg and prints the table of docs/results.md. The
+figure shows the accuracy, and the cosine between the gradients ∂ℓ/∂c on the guiding and on in-domain data at c′.
 """
 
 import argparse
@@ -33,14 +33,14 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def history(folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
-    """The history of a case, run first if it is not there."""
+    """The history of a case. The case is run first if its history is missing."""
     if not (folder / "result.json").exists():
         run_config(load_config(Path("experiments/fashion-mnist-cnn.yaml"), [*SETTING, *overrides]), folder)
     return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
 
 
 def curve(lines: list[dict[str, Any]], key: str, factor: float = 1.0) -> list[tuple[float, float]]:
-    """A quantity over the rounds in which it was measured."""
+    """The values of a quantity, by the round in which it was measured."""
     return [(line["round"], factor * line[key]) for line in lines if key in line]
 
 

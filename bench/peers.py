@@ -1,7 +1,8 @@
-"""feddle beside other simulators on the same work: `python bench/peers.py`.
+"""feddle compared with other simulators on the same work: `python bench/peers.py`.
 
-Synchronous FedAvg on Fashion-MNIST, 500 clients of 120 images, 10 a round, one local epoch in batches of 32. Every peer
-trains the same clients from the same weights. Only ratios are printed; the raw numbers go to a JSON file.
+Synchronous FedAvg on Fashion-MNIST: 500 clients with 120 images each, 10 clients per round, one local epoch in batches
+of 32. Every peer trains the same clients from the same weights. Only ratios are printed. The raw numbers are written to
+a JSON file.
 """
 
 import argparse
@@ -34,7 +35,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Peer:
-    """A script, and the packages of its own environment; without any it runs in feddle's."""
+    """A script, and the packages of its own environment. Without packages it runs in feddle's environment."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -53,7 +54,7 @@ PEERS = {
     "ours_1": Peer("ours", ("1",)),
     "naive_loop": Peer("naive_loop"),
     "pfl_research": Peer("pfl_research", packages=(*_BASE, "pfl")),
-    # FedLab asks for torchvision, which has no build for this torch; it needs the others.
+    # FedLab requires torchvision, which has no build for this torch. These are its other dependencies.
     "fedlab_sim": Peer(
         "fedlab_sim",
         packages=(*_BASE, "pandas", "pillow", "pynvml", "scikit-learn", "tqdm"),
@@ -66,7 +67,7 @@ REFERENCE = "ours_2"
 
 @dataclass
 class Record:
-    """What the repeats of a peer gave; `errors` hold the end of what a failed one wrote."""
+    """The results of a peer's repeats. `errors` holds the end of the output of failed repeats."""
 
     runs: list[Result] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -118,13 +119,13 @@ def _names(text: str) -> list[str]:
 
 
 def default_out(options: argparse.Namespace) -> Path:
-    """Results proper are kept; those of a quick or partial run are not."""
+    """Only results of full runs go to the results folder, not those of quick or partial runs."""
     whole = not options.quick and set(options.only) >= set(PEERS)
     return BENCH / "results" / "peers.json" if whole else ENVIRONMENTS / "peers-partial.json"
 
 
 def environment(name: str) -> str:
-    """The Python that a peer runs with; its environment is made when it is missing or out of date."""
+    """The Python of a peer's environment, which is created if it is missing or out of date."""
     peer = PEERS[name]
     if not peer.packages:
         return sys.executable
@@ -145,21 +146,21 @@ def environment(name: str) -> str:
 
 
 def call(command: Sequence[str]) -> None:
-    """Run a command; if it fails, end with what it wrote."""
+    """Run a command. If it fails, exit with its output."""
     done = subprocess.run(command, env=surroundings(), capture_output=True, text=True)  # noqa: S603 — no user input
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
 
 
 def script(python: str, name: str, *arguments: str) -> None:
-    """Run one of the scripts beside the peers'."""
+    """Run one of the scripts in the peers' folder."""
     call([python, str(SCRIPTS / f"{name}.py"), *arguments])
 
 
 def surroundings() -> dict[str, str]:
-    """The environment variables of every script: the workload on the path, torch's own threads, no telemetry."""
+    """The environment variables of every script: the workload on the path, torch's default threads, no telemetry."""
     threads = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
-    paths = [ROOT / "src", SCRIPTS]  # this checkout's feddle, whatever is installed
+    paths = [ROOT / "src", SCRIPTS]  # this checkout's feddle, even if another is installed
     return {
         **{name: value for name, value in os.environ.items() if name not in threads},
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
@@ -170,7 +171,7 @@ def surroundings() -> dict[str, str]:
 
 
 def run_all(pythons: dict[str, str], folder: str, repeats: int) -> dict[str, Record]:
-    """Every peer once, then every peer again: a machine that drifts drifts for all. Its own rate each time, too."""
+    """Run every peer once per repeat, so that drift affects all. Also measure the machine's rate each time."""
     records = {name: Record() for name in pythons}
     measured = Path(folder) / "machine.json"
     for repeat in range(repeats):
@@ -183,7 +184,7 @@ def run_all(pythons: dict[str, str], folder: str, repeats: int) -> dict[str, Rec
 
 
 def run_one(name: str, python: str, folder: str, record: Record, arithmetic: Result) -> None:
-    """Run a peer once and keep what came of it, beside what the machine could do at the time."""
+    """Run a peer once and record its result, with the machine's rate at that time."""
     peer, out = PEERS[name], Path(folder) / "result.json"
     out.unlink(missing_ok=True)
     command = [python, str(SCRIPTS / f"{peer.script}.py"), folder, str(out), *peer.arguments]
@@ -201,23 +202,23 @@ def run_one(name: str, python: str, folder: str, record: Record, arithmetic: Res
 
 
 def say(text: str) -> None:
-    """Tell what is going on, apart from the results."""
+    """Report the progress, separately from the results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def ratios(record: Record, reference: Record) -> list[float]:
-    """A peer's time over ours, repeat by repeat."""
+    """A peer's time divided by feddle's, for each repeat."""
     pairs = zip(record.runs, reference.runs, strict=False)
     return [run["seconds"] / ours["seconds"] for run, ours in pairs]
 
 
 def processor_time(record: Record) -> float:
-    """Median processor time, or time × threads where there is none."""
+    """Median processor time, or time × threads if it was not measured."""
     return float(median(run.get("cpu_seconds") or run["seconds"] * run["threads"] for run in record.runs))
 
 
 def summary(record: Record, reference: Record) -> Result:
-    """A peer in numbers relative to ours."""
+    """The numbers of a peer, relative to feddle's."""
     each = ratios(record, reference)
     return {
         "time": record.middle("seconds") / reference.middle("seconds"),
@@ -246,12 +247,12 @@ def table(records: dict[str, Record]) -> str:
 
 
 def fractions_of_sgemm(reference: Record) -> list[float]:
-    """How much of the machine's matrix-product rate our run reaches, repeat by repeat."""
+    """The share of the machine's matrix-product rate that feddle reaches, for each repeat."""
     return [run["workload_flops"] / run["seconds"] / run["sgemm_flops_per_second"] for run in reference.runs]
 
 
 def faults(records: dict[str, Record], tolerance: float) -> list[str]:
-    """What makes the comparison invalid: peers that failed, or that learned something else."""
+    """Reasons why the comparison is invalid: peers that failed, or that learned something else."""
     expected = records[REFERENCE].middle("accuracy")
     problems = [f"{name} failed:\n{record.errors[-1]}" for name, record in records.items() if record.errors]
     for name, record in records.items():
@@ -264,7 +265,7 @@ def faults(records: dict[str, Record], tolerance: float) -> list[str]:
 
 
 def write(out: Path, rounds: int, records: dict[str, Record], fractions: list[float]) -> None:
-    """Keep the raw numbers and what they were measured on."""
+    """Write the raw numbers and a description of the machine."""
     reference = records[REFERENCE]
     content = {
         "machine": machine(),
@@ -286,7 +287,7 @@ def write(out: Path, rounds: int, records: dict[str, Record], fractions: list[fl
 
 
 def machine() -> dict[str, Any]:
-    """The machine in words."""
+    """A description of the machine."""
     info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     models = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
     return {

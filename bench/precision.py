@@ -1,7 +1,8 @@
-"""What bfloat16 costs and saves in client training: `python bench/precision.py`.
+"""Cost of bfloat16 in client training: `python bench/precision.py`.
 
-The CPU time of training one client with the CNN, bfloat16 over float32, interleaved in one process of one thread; then
-the accuracy of a short run of `experiments/demo.yaml` in both precisions.
+Prints the CPU time of training one client with the CNN in bfloat16, divided by that in float32. The measurements are
+interleaved, in one process with one thread. Then prints the accuracy of a short run of `experiments/demo.yaml` in both
+precisions.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import statistics
 import time
 from pathlib import Path
 
-# Read before torch's first product. Without it some virtual machines die of bfloat16; float32 uses AVX-512 either way.
+# torch reads it at its first product. Without it, bfloat16 crashes some virtual machines; float32 uses AVX-512 anyway.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
@@ -28,14 +29,14 @@ FLOAT32, BFLOAT16 = Recipe(precision="float32"), Recipe(precision="bfloat16")
 
 
 def client(count: int = 120) -> Images:
-    """Random images: the time does not depend on what they show."""
+    """Random images; the time does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, 1, 32, 32), dtype=torch.uint8, generator=generator)
     return Images(pixels, torch.randint(0, 10, (count,), generator=generator), 3)
 
 
 def ratios(repeats: int) -> list[float]:
-    """CPU time of a job in bfloat16 over that in float32, once a repeat."""
+    """CPU time of a job in bfloat16 divided by that in float32, once per repeat."""
     torch.manual_seed(0)
     model, data = CNN(10), client()
 

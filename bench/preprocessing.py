@@ -1,9 +1,9 @@
-"""What preparing a batch costs beside training on it: `python bench/preprocessing.py`.
+"""The cost of preparing a batch, compared with training on it: `python bench/preprocessing.py`.
 
-CPU time of preparing batches of 32 over CPU time of the forward, backward and optimiser passes that they are for, one
-thread, interleaved. "in memory" is bytes to floats, "crop-flip" that and augmentation, "resized" that from images which
-are resized when taken; "decoded" is from JPEG files each time (`data.cache_mb: 0`), "kept" from JPEG files that were
-decoded before.
+Prints the CPU time of preparing batches of 32, divided by the CPU time of the forward, backward and optimiser passes on
+them (one thread, interleaved). "in memory" converts bytes to floats. "crop-flip" also augments the images. "resized"
+also resizes them when they are used. "decoded" reads JPEG files each time (`data.cache_mb: 0`). "kept" uses JPEG files
+that were decoded before.
 """
 
 import argparse
@@ -31,7 +31,7 @@ BATCH, BATCHES = 32, 4
 
 
 def files(folder: Path, count: int, width: int, height: int) -> Files:
-    """JPEG files of smooth noise, about as large as photos of that size are."""
+    """JPEG files of smooth noise, with about the file size of photos of these dimensions."""
     generator = torch.Generator().manual_seed(0)
     for i in range(count):
         coarse = torch.rand(1, 3, height // 8, width // 8, generator=generator)
@@ -41,7 +41,7 @@ def files(folder: Path, count: int, width: int, height: int) -> Files:
 
 
 def ways(folder: Path, size: int) -> dict[str, Examples]:
-    """The same number of images, prepared in each way."""
+    """The same number of images for each way to prepare them."""
     count = BATCH * BATCHES
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, 10, (count,), generator=generator)
@@ -59,7 +59,7 @@ def ways(folder: Path, size: int) -> dict[str, Examples]:
 
 
 def step(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
-    """A training step as clients take it."""
+    """A training step of a client."""
     optimizer = Recipe().make_optimizer(model)
 
     def train(inputs: Tensor, targets: Tensor) -> None:
@@ -71,7 +71,7 @@ def step(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
 
 
 def seconds(work: Callable[[Tensor], object]) -> float:
-    """CPU time of the work on every batch."""
+    """CPU time of doing `work` on every batch."""
     began = time.process_time()
     for first in range(0, BATCH * BATCHES, BATCH):
         work(torch.arange(first, first + BATCH))
@@ -79,7 +79,7 @@ def seconds(work: Callable[[Tensor], object]) -> float:
 
 
 def shares(model: nn.Module, prepared: dict[str, Examples], repeats: int) -> dict[str, list[float]]:
-    """Preparing over training, once a repeat, for each way."""
+    """Time of preparing divided by time of training, once per repeat, for each way."""
     train = step(model)
     ready = [prepared["in memory"].take(torch.arange(i, i + BATCH)) for i in range(0, BATCH * BATCHES, BATCH)]
     found: dict[str, list[float]] = {name: [] for name in prepared}
@@ -87,7 +87,7 @@ def shares(model: nn.Module, prepared: dict[str, Examples], repeats: int) -> dic
         training = seconds(lambda index: train(*ready[int(index[0]) // BATCH]))
         for name, examples in prepared.items():
             share = seconds(examples.take) / training
-            if repeat:  # the first is a warm-up, and decodes what is kept
+            if repeat:  # the first is a warm-up, and decodes the files to keep
                 found[name].append(share)
     return found
 

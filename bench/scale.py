@@ -1,10 +1,10 @@
 """The time of a round as a federation grows: `python bench/scale.py`.
 
-Feddle with N clients a round, an atlas of M anchors, a CNN of d parameters and J clients; one of them grows while the
-others stay at the base point. A client has 32 images, the server 256, which is a fourth of the paper's: one local epoch
-and one pass of the search, both in batches of 32. Every point is measured in a process of its own, of one thread; the
-time is CPU time, which for one thread is the wall time of an idle machine. Only ratios to the base point are printed
-and drawn; the raw numbers go to a JSON file.
+Four sizes grow, one at a time, while the others stay at the base point: the clients per round (N), the anchors in the
+atlas (M), the parameters of the CNN (d) and the clients in total (J). A client has 32 images and the server 256, a
+fourth of the paper's numbers. Clients train one epoch, and the search makes one pass, both in batches of 32. Every
+point is measured in its own process with one thread. The time is CPU time, which for one thread equals the wall time on
+an idle machine. Only ratios to the base point are printed and drawn. The raw numbers are written to a JSON file.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """A federation by its sizes; `hidden` is the width of the CNN's first linear layer and sets d."""
+    """The sizes of a federation. `hidden` is the width of the CNN's first linear layer and determines d."""
 
     per_round: int = 10
     atlas_size: int = 20
@@ -49,12 +49,12 @@ class Point:
 
     @property
     def parameters(self) -> int:
-        """d: three convolutions, and two linear layers for 1024 features and 10 classes."""
+        """Number of parameters (d): three convolutions, and two linear layers for 1024 features and 10 classes."""
         return 56_320 + 1025 * self.hidden + 10 * (self.hidden + 1)
 
     @property
     def warm_up(self) -> int:
-        """Rounds that are not timed: then the atlas is full."""
+        """Number of rounds that are not timed. After them the atlas is full."""
         return DELAYED + -(-self.atlas_size // self.per_round)
 
 
@@ -68,14 +68,14 @@ GROWTH: dict[str, list[Point]] = {
 
 
 def images(count: int) -> Images:
-    """Random images: the time does not depend on what they show."""
+    """Random images; the time does not depend on their content."""
     generator = torch.Generator().manual_seed(count)
     pixels = torch.randint(0, 256, (count, 1, 32, 32), dtype=torch.uint8, generator=generator)
     return Images(pixels, torch.randint(0, 10, (count,), generator=generator), 3)
 
 
 def federation(point: Point) -> Problem:
-    """Clients of equal size that draw from one pool of images; each has its own list of indices."""
+    """Clients of equal size that share one pool of images. Each has its own list of indices."""
     order = torch.randint(0, POOL, (point.clients * CLIENT_IMAGES,), generator=torch.Generator().manual_seed(0))
     partition = Partition(order, torch.arange(0, len(order) + 1, CLIENT_IMAGES))
     torch.manual_seed(0)
@@ -87,7 +87,7 @@ def federation(point: Point) -> Problem:
 
 
 def measure(point: Point, rounds: int) -> Result:
-    """Seconds of each round after the warm-up, seconds until the first could begin, and peak memory in MB."""
+    """Seconds of each round after the warm-up, seconds until the first round could start, and peak memory in MB."""
     began = time.perf_counter()
     plan = SimulationPlan.model_validate(
         {
@@ -111,13 +111,13 @@ def measure(point: Point, rounds: int) -> Result:
 
 
 def peak_memory() -> float:
-    """The most memory that this process has had, in MB."""
+    """The peak memory of this process, in MB."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
 
 def measure_apart(point: Point, rounds: int) -> Result:
-    """The same in a process of its own, so that neither memory nor allocator carry over."""
+    """Measure in a new process, so that memory and allocator start fresh."""
     command = [sys.executable, str(Path(__file__).resolve()), "--rounds", str(rounds)]
     done = subprocess.run(  # noqa: S603 — no user input
         [*command, "--point", json.dumps(asdict(point))], capture_output=True, text=True
@@ -129,7 +129,7 @@ def measure_apart(point: Point, rounds: int) -> Result:
 
 
 def measure_all(rounds: int, repeats: int) -> dict[Point, list[Result]]:
-    """Every point once, then every point again: a machine that drifts drifts for all."""
+    """Measure every point once per repeat, so that drift of the machine affects all points."""
     points = list(dict.fromkeys(point for line in GROWTH.values() for point in line))
     results: dict[Point, list[Result]] = {point: [] for point in points}
     for repeat in range(repeats):
@@ -140,7 +140,7 @@ def measure_all(rounds: int, repeats: int) -> dict[Point, list[Result]]:
 
 
 def summary(point: Point, results: Sequence[Result], base: Sequence[Result]) -> Result:
-    """A point in numbers; `time` and `memory` are relative to the base point."""
+    """The numbers of a point. `time` and `memory` are relative to the base point."""
 
     def seconds(which: Sequence[Result]) -> float:
         return float(median(second for result in which for second in result["rounds"]))
@@ -164,7 +164,7 @@ def summary(point: Point, results: Sequence[Result], base: Sequence[Result]) -> 
 
 
 def main() -> None:
-    """Measure, keep, draw, print."""
+    """Measure, then write, draw and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="rounds that are timed, after the warm-up")
     parser.add_argument("--repeats", type=int, default=2)

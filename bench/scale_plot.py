@@ -1,4 +1,4 @@
-"""The picture of `scale.py`: four panels with one line each, in logarithmic axes."""
+"""The figure of `scale.py`: four panels with one line each and logarithmic axes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from feddle.report.scale import Axis
 Points = Sequence[Mapping[str, Any]]
 
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 360.0, 260.0, 44.0, 52.0, 16.0, 38.0
-INSET = 24.0  # of the first and last point, so that their values have room
+INSET = 24.0  # distance of the first and last point from the edges, as room for their values
 STYLE = """
 svg { --paper: #fbfaf7; --ink: #1d1f22; --quiet: #5b6067; --rule: #dcdad3; --faint: #e8e6df;
   --time: #0b4a94; --memory: #b34a00; }
@@ -39,7 +39,7 @@ path { fill: none; stroke-width: 2.25; stroke-linejoin: round; }
 
 @dataclass(frozen=True)
 class Panel:
-    """What grows in a panel: where its value is in a point, and what it is called."""
+    """The size that grows in a panel: its key in a point, and its name."""
 
     key: str
     title: str
@@ -47,7 +47,7 @@ class Panel:
 
     @property
     def curves(self) -> tuple[str, ...]:
-        """What is drawn of each point."""
+        """The quantities of a point that are drawn."""
         return ("memory", "time") if self.memory else ("time",)
 
 
@@ -60,7 +60,7 @@ PANELS = {
 
 
 def draw(lines: Mapping[str, Points]) -> str:
-    """The four panels as an SVG file; `time` and `memory` of a point are relative to the base point."""
+    """Write the four panels as an SVG file. `time` and `memory` of a point are relative to the base point."""
     values = [point[key] for name, points in lines.items() for point in points for key in PANELS[name].curves]
     low, high = math.floor(math.log2(min(values))), math.ceil(math.log2(max(values)) + 0.1)
     y = Axis(low, high, HEIGHT - BOTTOM, TOP, tuple(range(low, high + 1)), 1)
@@ -101,7 +101,7 @@ def _grid_line(y: Axis, tick: float) -> Markup:
 
 
 def _proportion(x: Axis, y: Axis, base: float) -> Markup:
-    """Where the time would be if it grew as what grows: through the base point, cut at the panel's edges."""
+    """The line of proportional growth through the base point, cut at the panel's edges."""
     first, last = max(x.low, base + y.low), min(x.high, base + y.high)
     return element(
         "line",
@@ -114,7 +114,7 @@ def _proportion(x: Axis, y: Axis, base: float) -> Markup:
 
 
 def _line(key: str, panel: Panel, points: Points, x: Axis, y: Axis) -> Markup:
-    """A curve with the value written at each point, above it or, beside a larger one, below."""
+    """A curve with the value written at each point: above it, or below it next to a larger curve."""
     places = [(x.place(math.log2(p[panel.key])), y.place(math.log2(p[key]))) for p in points]
     path = "M" + "L".join(f"{left:.1f} {top:.1f}" for left, top in places)
     others = [other for other in panel.curves if other != key]
@@ -131,14 +131,14 @@ def _line(key: str, panel: Panel, points: Points, x: Axis, y: Axis) -> Markup:
 
 
 def _names(panel: Panel) -> Markup:
-    """What the lines of a panel are, in their colours, at its upper right."""
+    """The names of a panel's lines, in their colours, at the upper right."""
     memory = element("tspan", "  peak memory", class_="memory")
     names = element("text", "time", memory if panel.memory else None, x=WIDTH - RIGHT, y=TOP - 24, class_="end")
     return element("g", names, class_="time")
 
 
 def short(value: float) -> str:
-    """A size in few letters: 500, 586k, 1.7M."""
+    """A size in short form: 500, 586k, 1.7M."""
     if value < 10_000:
         return f"{value:g}"
     return f"{value / 1e3:.0f}k" if value < 1e6 else f"{value / 1e6:.2g}M"

@@ -1,9 +1,9 @@
-"""What a coefficient search costs beside fine-tuning the same model on the same batches.
+"""The cost of a coefficient search, compared with fine-tuning the same model on the same batches.
 
-Both do the same forward and backward passes; fine-tuning then takes an Adam step on every weight, the search projects
-the gradient on M anchors and takes an Adam step on M coefficients. Prints ratios of wall time, search over
-fine-tuning, from interleaved repeats in one process of one thread; and what each part of a step of both takes, in per
-cent of a step of fine-tuning.
+Both do the same forward and backward passes. Fine-tuning then takes an Adam step on every weight. The search projects
+the gradient onto M anchors and takes an Adam step on M coefficients. Prints the wall time of the search divided by that
+of fine-tuning, from interleaved repeats in one process with one thread. Also prints the time of each part of a step, in
+per cent of a step of fine-tuning.
 """
 
 import argparse
@@ -36,14 +36,14 @@ STORAGE: dict[str, Callable[[int, int], Rows]] = {
 
 
 def images(count: int, size: int) -> Images:
-    """Random images: the time does not depend on what they show."""
+    """Random images; the time does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
     return Images(pixels, torch.randint(0, 10, (count,), generator=generator), 3)
 
 
 def filled(rows: Rows, dimension: int) -> Rows:
-    """Small random anchors in all rows."""
+    """Fill all rows with small random anchors."""
     generator = torch.Generator().manual_seed(1)
     for row in range(len(rows)):
         rows.put(row, torch.randn(dimension, generator=generator) * 1e-4)
@@ -53,7 +53,7 @@ def filled(rows: Rows, dimension: int) -> Rows:
 def contestants(
     model: nn.Module, data: Images, anchors: int, storage: str
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """One pass over the data by search, and one by fine-tuning."""
+    """One pass over the data by the search, and one by fine-tuning."""
     layout = Layout.of(model)
     rows = filled(STORAGE[storage](anchors, layout.size), layout.size)
     space = SearchSpace(layout.read(model), rows, torch.ones(anchors))
@@ -67,7 +67,7 @@ def contestants(
 
 
 def ratios(model: nn.Module, data: Images, anchors: int, repeats: int, storage: str) -> list[float]:
-    """Time of a search over time of fine-tuning, once a repeat."""
+    """Time of a search divided by time of fine-tuning, once per repeat."""
     search, tune = contestants(model, data, anchors, storage)
 
     def seconds(work: Callable[[], object]) -> float:

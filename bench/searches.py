@@ -1,9 +1,10 @@
-"""Ways to search, on the same rounds: how far each comes for its passes over the server's data.
+"""Compare searches on the same rounds: the result of each, and its cost.
 
-Runs a federation with the paper's search; in a few rounds every other search solves the same problem (same atlas, same
-start, same server data) and is then thrown away. Prints for each the server's loss where it ended, the accuracy of that
-model on the test images, and its cost in time over one pass of Adam. With `--whole NAME...`, whole runs with each of
-these searches instead. Gauss-Newton lives here, not in the package: see docs/results.md for why.
+Runs a federation with the paper's search. In a few rounds, every other search solves the same problem (same atlas, same
+start, same server data), and its result is then discarded. Prints for each search the final loss on the server's data,
+the accuracy of that model on the test images, and its time divided by that of one pass of Adam. With `--whole NAME...`,
+makes whole runs with each of these searches instead. Gauss-Newton is here and not in the package; docs/results.md says
+why.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch._dynamo  # L-BFGS's first step would import it, within its time
+import torch._dynamo  # otherwise L-BFGS's first step imports it, and its time includes that
 from torch import Tensor
 from torch.func import functional_call, jvp
 
@@ -35,7 +36,7 @@ from feddle.training.train import evaluate
 class GaussNewtonSearch:
     """Steps that solve (H + μ) δ = −g, with H = mean of Jᵀ(diag p − p pᵀ)J by forward-mode products on a sample.
 
-    The gradient is over all data; a step that does not lower the loss is tried again at a quarter of its length.
+    The gradient is over all data. A step that does not lower the loss is tried again at a quarter of its length.
     """
 
     iterations: int
@@ -106,7 +107,7 @@ CANDIDATES: dict[str, Search] = {
 
 @dataclass(eq=False)
 class Comparing:
-    """Runs every candidate in the chosen merges; the run itself continues with the first."""
+    """Runs every candidate in the chosen merges. The run itself continues with the first."""
 
     run: Run[Simulation]
     merges: Sequence[int]

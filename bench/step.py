@@ -1,7 +1,7 @@
-"""What feddle's own parts save beside torch's: pooling with a ReLU, and optimisers that import no compiler.
+"""feddle's kernels compared with torch's: pooling with a ReLU, and optimisers that import no compiler.
 
-Prints ratios of time, feddle's over torch's: of a training step of the CNN (two networks that take steps in turn, one
-process of one thread), of pooling and ReLU alone, forward and backward, and of the first step in a fresh process that
+Prints feddle's time divided by torch's for three things: a training step of the CNN (two networks take steps in turn,
+in one process with one thread); pooling and ReLU alone, forward and backward; and the first step in a new process that
 has imported torch.
 """
 
@@ -35,7 +35,7 @@ print(time.perf_counter() - began)
 
 
 def channels_last(*shape: int) -> Tensor:
-    """Random numbers in the memory format that feddle's batches have."""
+    """Random numbers in the memory format of feddle's batches."""
     return torch.randn(shape).contiguous(memory_format=torch.channels_last)
 
 
@@ -49,7 +49,7 @@ def plain(model: CNN) -> CNN:
 
 
 def ratio(ours: Callable[[], object], theirs: Callable[[], object], repeats: int) -> str:
-    """Median time of one over the other's, in turn, with the quartiles of the single ratios."""
+    """Median time of one divided by that of the other, measured in turn, and the quartiles of the single ratios."""
     pairs = [(seconds(ours), seconds(theirs)) for _ in range(repeats + 10)][10:]
     low, _, high = statistics.quantiles([a / b for a, b in pairs], n=4)
     middle = statistics.median(a for a, _ in pairs) / statistics.median(b for _, b in pairs)
@@ -57,7 +57,7 @@ def ratio(ours: Callable[[], object], theirs: Callable[[], object], repeats: int
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Of one call."""
+    """The time of one call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -89,7 +89,7 @@ def pooling(pool: Callable[[Tensor], Tensor]) -> Callable[[], None]:
 
 
 def first_step(module: str) -> float:
-    """The seconds of an optimiser's first step in a process of its own."""
+    """The seconds of an optimiser's first step in a new process."""
     code = FIRST_STEP.format(module=module)
     return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)  # noqa: S603
 

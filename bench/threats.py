@@ -1,7 +1,7 @@
-"""What poisoned clients, a server with wrong labels, and private clients do to the methods.
+"""How poisoned clients, wrong labels at the server, and private clients affect the methods.
 
-Runs a grid of `experiments/small.yaml`, one run after the other in one process, into a folder; a run that is there
-and finished is not run again. Prints the table of docs/robustness.md or docs/privacy.md.
+Runs a grid of `experiments/small.yaml` into a folder, one run after the other in one process. Finished runs in the
+folder are not run again. Prints the table of docs/robustness.md or docs/privacy.md.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def attacks() -> dict[tuple[str, str], Overrides]:
     for share in SHARES:
         settings |= {f"{name} {share:.0%}": [f"attack={{name: {name}, share: {share}}}"] for name in ATTACKS}
     grid = {(method, name): [*own, *o] for name, o in settings.items() for method, own in METHODS.items()}
-    controls = {  # what the server's data does with no help from the clients
+    controls = {  # what the server's data achieves without help from the clients
         ("feddle", "random 100%"): ["attack={name: random, share: 1.0}"],
         ("center", "none"): ["method=center"],
     }
@@ -49,7 +49,7 @@ def privacy() -> dict[tuple[str, str], Overrides]:
 
 
 def result_of(folder: Path, overrides: Overrides) -> dict[str, Any]:
-    """The result of a run, run first unless its folder holds it whole."""
+    """The result of a run. It is run first unless its folder holds a finished run."""
     config = feddle.load_config(CONFIG, overrides)
     kept = folder / "result.json"
     if not (kept.exists() and feddle.load_config(folder / "config.yaml") == config and _read(kept)["finished"]):
@@ -65,7 +65,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def cell(result: Mapping[str, Any]) -> str:
-    """Accuracy and last accuracy, in percent; what was spent and refused, if anything was."""
+    """Accuracy and last accuracy in per cent, and the ε spent and the updates refused, if any."""
     if result["finished"]:
         text = f"{100 * result['accuracy']:.1f} ({100 * result['last_accuracy']:.1f})"
     else:
@@ -76,7 +76,7 @@ def cell(result: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, print the table."""
+    """Run the missing cells and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("grid", choices=["attacks", "privacy"])
     parser.add_argument("--out", type=Path, default=Path("runs/threats"), help="a folder for the runs")

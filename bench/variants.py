@@ -1,9 +1,9 @@
-"""Feddle's options side by side, as whole runs over several seeds with a small network.
+"""Compare Feddle's options in whole runs over several seeds with a small network.
 
-Each grid varies one thing of `experiments/small.yaml`. Runs go into a folder one after the other; one that is there and
-finished is not run again. Prints a table: accuracy in per cent (best of the last five evaluations), last accuracy,
-accuracy after a quarter of the rounds, each as mean ± standard deviation over the seeds, and the CPU time of the server
-and clients together over the first row's.
+Each grid varies one option of `experiments/small.yaml`. Runs are made one after the other, into a folder. Finished runs
+in the folder are not run again. Prints a table: accuracy in per cent (best of the last five evaluations), last
+accuracy, and accuracy after a quarter of the rounds, each as mean ± standard deviation over the seeds. The last column
+is the CPU time of the server and the clients together, divided by that of the first row.
 """
 
 import argparse
@@ -79,7 +79,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
 
 
 def accuracies(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """A run's evaluations in per cent and its CPU time; run first unless its folder holds it whole."""
+    """A run's evaluations in per cent and its CPU time. It is run first unless its folder holds a finished run."""
     kept = folder / "measured.json"
     if not kept.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -92,7 +92,7 @@ def accuracies(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what is missing, print the table."""
+    """Make the missing runs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("grid", choices=GRIDS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

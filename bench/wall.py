@@ -1,9 +1,9 @@
-"""How near a Feddle run with workers comes to its own work shared out evenly: `python bench/wall.py`.
+"""Wall time of a Feddle run with workers, compared with its work shared evenly: `python bench/wall.py`.
 
-The paper's setting for Fashion-MNIST, shortened. A run in one process of one thread gives the work: the CPU time of its
-clients' training, and of everything else (search, merging, evaluation), which is the server's. A run with one worker a
-core then does the same work, to the same bits. Printed is wall time / ((client work + server work) / cores): 1 is the
-machine's limit, and jobs that a worker trains for nothing count against it.
+The setting is the paper's for Fashion-MNIST, shortened. A run in one process with one thread gives the work: the CPU
+time of the clients' training, and of everything else (search, merging, evaluation), which is server work. A run with
+one worker per core then does the same work, with bit-identical results. Prints wall time / ((client work + server work)
+/ cores). The limit of the machine is 1. Jobs that a worker trains in vain make the ratio larger.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Work:
 
 @dataclass
 class TimedTrainer:
-    """Any trainer, its CPU time added up."""
+    """A trainer that adds up its CPU time."""
 
     trainer: Trainer
     seconds: float = 0.0
@@ -58,13 +58,13 @@ class TimedTrainer:
 
 
 def build(changes: Sequence[str], workers: int) -> Run[Simulation]:
-    """The run with so many workers; 0: in this process."""
+    """The run with this number of workers; 0 trains in this process."""
     config = load_config(CONFIG, [*changes, f"workers={workers}", "device=cpu"])
     return simulated(config, build_problem(config, quiet=True))
 
 
 def inline(changes: Sequence[str]) -> tuple[Work, Weights]:
-    """The work of the run, and the model that comes of it."""
+    """The work of the run, and the resulting model."""
     run = build(changes, 0)
     timed = TimedTrainer(run.runtime.trainer)
     run.runtime.trainer = timed
@@ -74,7 +74,7 @@ def inline(changes: Sequence[str]) -> tuple[Work, Weights]:
 
 
 def wall_time(changes: Sequence[str], workers: int) -> tuple[float, Weights]:
-    """The seconds that the run takes with workers, and the model that comes of it."""
+    """The seconds that the run takes with workers, and the resulting model."""
     run = build(changes, workers)
     began = time.perf_counter()
     run.go()

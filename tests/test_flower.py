@@ -61,8 +61,9 @@ from feddle.flower.strategy import Feddle
 from feddle.run.folder import RunFolder
 from feddle.run.run import Run, build_server, parts_of
 from feddle.runtimes.flower.client import train_job
-from feddle.runtimes.flower.network import Clock, Network
+from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.pulls import Pulls
+from feddle.runtimes.flower.rules import Clock
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
 from feddle.training.train import Recipe
 from federation.client_data import share
@@ -374,7 +375,7 @@ def test_a_superlink_that_goes_on_to_fail_ends_the_run_in_one_line(monkeypatch: 
     grid = grid_of(run)
     monkeypatch.setattr(grid, "get_node_ids", failing(grid.get_node_ids, grid.time, range(3, 10**6), internal_error))
     with pytest.raises(
-        StoppedError, match=r"^the SuperLink .* errors for 600 s, last with HTTPStatusError: 500.*again"
+        StoppedError, match=r"^the SuperLink .* errors for 600 s, the last one is HTTPStatusError: 500.*again"
     ):
         run.go()
     assert 600 <= grid.time.now < 610
@@ -574,7 +575,7 @@ def test_nodes_that_are_turned_away_are_told_of_once(monkeypatch: pytest.MonkeyP
     assert status_of(run)["turned_away"] == 1
     away = [line for line in told if "too many nodes" in line]
     assert away == [
-        f"too many nodes: {max(NODES)} get no job, since clients.count is 2 (0 of them are gone); raise it in a new run"
+        f"too many nodes: {max(NODES)} get no job; clients.count is 2 (0 of them are gone); raise it in a new run"
     ]
 
 
@@ -664,7 +665,7 @@ def test_what_is_sent_is_what_is_read(model: nn.Module) -> None:
 
 
 def test_a_client_with_another_model_says_so() -> None:
-    with pytest.raises(FeddleError, match=r"this client's model is not the server's.*run the same app"):
+    with pytest.raises(FeddleError, match=r"this client's model differs from the server's.*run the same app"):
         train_job(order_message(order(), 7, ttl=10), nn.Linear(4, 2), SHARES[0])
     with pytest.raises(FeddleError, match="no examples"):
         train_job(order_message(order(), 7, ttl=10), net(), TensorDataset(POINTS[:0], LABELS[:0]))
@@ -793,7 +794,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: p
     time = Time()
     plan = make_plan({**SETTINGS, "rounds": 3}, source="test")
     again = federated(plan, other, SmallGrid(time, honest, lambda _: NODES), clock=time.clock)
-    with pytest.raises(FeddleError, match="of a federation with another model"):
+    with pytest.raises(FeddleError, match="belongs to a federation with another model"):
         run_in_folder(again, tmp_path / "run")
 
 
@@ -1199,7 +1200,7 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
     nodes = json.loads((run / "status.json").read_text())["nodes"]
     assert sorted((node["done"], node["failed"]) for node in nodes) == [(0, 1), (2, 0)]
     why = next(node["why"] for node in nodes if node["failed"])
-    assert "this client's model is not the server's" in why
+    assert "this client's model differs from the server's" in why
     assert "run the same app with the same model on both" in why
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError, model_validator
 from feddle.core.errors import FeddleError
 from feddle.run.load import explain, with_value
 from feddle.run.plan import Clients, Evaluation, Plan, SimulationPlan
-from feddle.runtimes.flower.network import Rules
+from feddle.runtimes.flower.rules import Rules
 
 _SIMULATED = SimulationPlan.model_fields.keys() - Plan.model_fields.keys()
 

@@ -19,7 +19,9 @@ from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import holds_simulation
 from feddle.run.problem import Problem
 from feddle.run.run import Listener, Run, build_server, parts_of, resolve_device
-from feddle.runtimes.flower.network import Clock, Network
+from feddle.runtimes.flower.network import Network
+from feddle.runtimes.flower.roster import Roster
+from feddle.runtimes.flower.rules import Clock
 from feddle.training.train import Loss
 
 STATUS = "status.json"
@@ -44,11 +46,11 @@ def federated(
         build_server(plan, parts, strategy),
         grid,
         plan.federation,
-        recipe=plan.training,
-        seed=plan.seed,
-        per_round=plan.clients.per_round,
-        limit=plan.clients.count,
-        clock=clock,
+        plan.training,
+        plan.seed,
+        plan.clients.per_round,
+        Roster(plan.clients.count),
+        clock or Clock(),
     )
     method = plan.method.name if strategy is None else type(strategy).__name__
     return Run(plan, problem, layout, network, method=method, device=device)

@@ -21,7 +21,8 @@ from feddle.flower.run import at_the_server, federated, run_in_folder
 from feddle.methods.strategy import Strategy
 from feddle.run.run import Line, Run
 from feddle.runtimes.flower.client import Data
-from feddle.runtimes.flower.network import Clock, Network
+from feddle.runtimes.flower.network import Network
+from feddle.runtimes.flower.rules import Clock
 from feddle.training.train import Loss
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]

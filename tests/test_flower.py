@@ -61,8 +61,9 @@ from feddle.flower.strategy import Feddle
 from feddle.run.folder import RunFolder
 from feddle.run.run import Run, build_server, parts_of
 from feddle.runtimes.flower.client import train_job
-from feddle.runtimes.flower.network import Clock, Network
+from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.pulls import Pulls
+from feddle.runtimes.flower.rules import Clock
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
 from feddle.training.train import Recipe
 from federation.client_data import share
@@ -374,7 +375,7 @@ def test_a_superlink_that_goes_on_to_fail_ends_the_run_in_one_line(monkeypatch: 
     grid = grid_of(run)
     monkeypatch.setattr(grid, "get_node_ids", failing(grid.get_node_ids, grid.time, range(3, 10**6), internal_error))
     with pytest.raises(
-        StoppedError, match=r"^the SuperLink .* errors for 600 s, last with HTTPStatusError: 500.*again"
+        StoppedError, match=r"^the SuperLink .* errors for 600 s, the last one is HTTPStatusError: 500.*again"
     ):
         run.go()
     assert 600 <= grid.time.now < 610
@@ -574,7 +575,7 @@ def test_nodes_that_are_turned_away_are_told_of_once(monkeypatch: pytest.MonkeyP
     assert status_of(run)["turned_away"] == 1
     away = [line for line in told if "too many nodes" in line]
     assert away == [
-        f"too many nodes: {max(NODES)} get no job, since clients.count is 2 (0 of them are gone); raise it in a new run"
+        f"too many nodes: {max(NODES)} get no job; clients.count is 2 (0 of them are gone); raise it in a new run"
     ]
 
 
@@ -664,7 +665,7 @@ def test_what_is_sent_is_what_is_read(model: nn.Module) -> None:
 
 
 def test_a_client_with_another_model_says_so() -> None:
-    with pytest.raises(FeddleError, match=r"this client's model is not the server's.*run the same app"):
+    with pytest.raises(FeddleError, match=r"this client's model differs from the server's.*run the same app"):
         train_job(order_message(order(), 7, ttl=10), nn.Linear(4, 2), SHARES[0])
     with pytest.raises(FeddleError, match="no examples"):
         train_job(order_message(order(), 7, ttl=10), net(), TensorDataset(POINTS[:0], LABELS[:0]))
@@ -719,7 +720,7 @@ def test_a_server_that_was_killed_goes_on_with_its_version_and_its_atlas(tmp_pat
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert [node["node"] for node in status["nodes"]] == [str(node) for node in BY_NUMBER], "they keep their numbers"
     assert torch.equal(replayed(again), again.server.model.vector)
-    with pytest.raises(FeddleError, match="is finished"):
+    with pytest.raises(FeddleError, match="holds a finished federation"):
         run_in_folder(ready(rounds=7), tmp_path / "run")
 
 
@@ -745,7 +746,7 @@ def test_up_writes_the_page_of_a_finished_federation(tmp_path: Path) -> None:
     assert (out / "report.html").exists()
     assert "Report: " in up.out
     assert_refused("is finished", "federation", "up", "--out", out)
-    with pytest.raises(FeddleError, match="is finished"):
+    with pytest.raises(FeddleError, match="holds a finished federation"):
         run_in_folder(ready(), out)
 
 
@@ -793,7 +794,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: p
     time = Time()
     plan = make_plan({**SETTINGS, "rounds": 3}, source="test")
     again = federated(plan, other, SmallGrid(time, honest, lambda _: NODES), clock=time.clock)
-    with pytest.raises(FeddleError, match="of a federation with another model"):
+    with pytest.raises(FeddleError, match="belongs to a federation with another model"):
         run_in_folder(again, tmp_path / "run")
 
 
@@ -822,7 +823,7 @@ def test_the_order_of_arrival_taken_through_the_simulations_server_gives_the_sam
     assert torch.equal(replayed(run), run.server.model.vector)
     assert not torch.equal(run.server.model.vector, Layout.of(net()).read(at_server().model).vector)
     run.history[3], run.history[4] = run.history[4], run.history[3]
-    with pytest.raises(FeddleError, match="this server sends"):
+    with pytest.raises(FeddleError, match=r"expected job .* got .*; start with a new server"):
         replayed(run)
 
 
@@ -923,7 +924,7 @@ def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) 
     other = r"is for one\.example\.org, not for 10\.0\.0\.1; .* remove it and give all"
     assert_refused(other, *command, "10.0.0.1")
     (tmp_path / "server.crt").write_text("")
-    assert_refused(r"server\.crt is no certificate; remove it", *command, "10.0.0.1")
+    assert_refused(r"server\.crt is not a certificate; remove it", *command, "10.0.0.1")
     (tmp_path / "server.crt").unlink()
     assert run_feddle(*command, "10.0.0.1").code == 0
     assert run_feddle(*command, "10.0.0.1").code == 0
@@ -931,7 +932,7 @@ def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) 
 
 @pytest.mark.parametrize("host", ["", "über.example.org", "example.org:8443", "https://example.org", "two names"])
 def test_what_is_no_host_gets_no_certificate(tmp_path: Path, host: str) -> None:
-    with pytest.raises(FeddleError, match="expected a host's name or address without a port"):
+    with pytest.raises(FeddleError, match="expected a host name or address without a port"):
         Certificates(tmp_path / "keys").make(["localhost", host], 1)
     assert not (tmp_path / "keys").exists()
 
@@ -944,7 +945,7 @@ def test_an_authority_that_cannot_be_read_is_told_of(tmp_path: Path, damaged: st
     certificates.server.unlink()
     whole = (certificates.folder / damaged).read_bytes()
     (certificates.folder / damaged).write_text("damaged")
-    with pytest.raises(FeddleError, match="no certificate and key that can be read"):
+    with pytest.raises(FeddleError, match="are not a readable certificate and key"):
         certificates.make(["localhost"], 0)
     (certificates.folder / damaged).write_bytes((other.folder / damaged).read_bytes())
     with pytest.raises(FeddleError, match=r"ca\.key is not the key of .*ca\.crt"):
@@ -1084,7 +1085,7 @@ def test_up_starts_nothing_for_settings_that_are_wrong(tmp_path: Path, option: s
 @pytest.mark.parametrize("content", [b"", b"[tool.flwr.app]\nconfig = 3\n", b"\xff\xfe", b"tool"])
 def test_up_starts_nothing_for_a_folder_that_holds_no_app(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pyproject.toml").write_bytes(content)
-    refusal = r"holds no app: expected \[tool\.flwr\.app\.config\]"
+    refusal = r"is not an app: expected \[tool\.flwr\.app\.config\]"
     assert_refused(refusal, "federation", "up", "--out", tmp_path / "run", "--app", tmp_path)
     assert not (tmp_path / "run").exists()
 
@@ -1199,7 +1200,7 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
     nodes = json.loads((run / "status.json").read_text())["nodes"]
     assert sorted((node["done"], node["failed"]) for node in nodes) == [(0, 1), (2, 0)]
     why = next(node["why"] for node in nodes if node["failed"])
-    assert "this client's model is not the server's" in why
+    assert "this client's model differs from the server's" in why
     assert "run the same app with the same model on both" in why
 
 
@@ -1343,7 +1344,7 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
         ended = [federation.processes[name] for name in ("node-2", "node-3")]
         wait_for(lambda: all(process.poll() is not None for process in ended), 150, federation, "two refusals")
         assert "refused this node: its key is not registered (`flwr supernode register" in federation.log("node-2")
-        assert "does not fit" in federation.log("node-3")
+        assert "does not match" in federation.log("node-3")
         assert "take the federation's own ca.crt" in federation.log("node-3")
         assert [process.returncode for process in ended] == [2, 2]
         assert federation.processes["node-1"].poll() is None

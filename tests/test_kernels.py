@@ -74,7 +74,7 @@ def test_a_state_is_continued_on_the_other_side_of_the_switch(there: bool, monke
 def test_another_value_of_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDLE_KERNELS", "0")
     own_kernels.cache_clear()
-    with pytest.raises(FeddleError, match="FEDDLE_KERNELS is on or off, got '0'"):
+    with pytest.raises(FeddleError, match="expected FEDDLE_KERNELS to be on or off, got '0'"):
         own_kernels()
 
 

@@ -56,7 +56,7 @@ def differentiate(model: nn.Module, step: int) -> None:
 def test_the_same_bits_as_torch(kind: str, weight_decay: float) -> None:
     ours, theirs = network(), network()
     make, reference = PAIRS[kind]
-    optimizer = make(ours.parameters(), lr=1e-2, weight_decay=weight_decay)
+    optimizer = make(list(ours.parameters()), lr=1e-2, weight_decay=weight_decay)
     expected = reference(theirs.parameters(), lr=1e-2, weight_decay=weight_decay, fused=True)
     for step in range(5):
         differentiate(ours, step)
@@ -69,12 +69,12 @@ def test_the_same_bits_as_torch(kind: str, weight_decay: float) -> None:
 @pytest.mark.parametrize("kind", PAIRS)
 def test_it_goes_on_from_a_saved_state(kind: str) -> None:
     model = network()
-    optimizer: Optimizer = PAIRS[kind][0](model.parameters(), lr=1e-2)
+    optimizer: Optimizer = PAIRS[kind][0](list(model.parameters()), lr=1e-2)
     for step in range(3):
         differentiate(model, step)
         optimizer.step()
     other = copy.deepcopy(model)
-    restored: Optimizer = PAIRS[kind][0](other.parameters(), lr=1e-2)
+    restored: Optimizer = PAIRS[kind][0](list(other.parameters()), lr=1e-2)
     restored.load_state_dict(optimizer.state_dict())
     for step in range(3, 6):
         for network_, moves in ((model, optimizer), (other, restored)):
@@ -86,7 +86,7 @@ def test_it_goes_on_from_a_saved_state(kind: str) -> None:
 def test_the_state_has_the_names_of_torch() -> None:
     # so that a checkpoint outlives the change from one to the other
     model = network()
-    optimizer = Adam(model.parameters(), lr=1e-2)
+    optimizer = Adam(list(model.parameters()), lr=1e-2)
     differentiate(model, 9)
     optimizer.step()
     reference = torch.optim.Adam(model.parameters(), fused=True)
@@ -121,7 +121,7 @@ def test_sparse_gradients_are_refused() -> None:
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(FeddleError, match="expected dense gradients, but a parameter has a sparse one"):
-        Adam(table.parameters(), lr=0.1).step()
+        Adam(list(table.parameters()), lr=0.1).step()
 
 
 def test_parameters_of_two_types() -> None:

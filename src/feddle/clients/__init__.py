@@ -1,1 +1,1 @@
-"""What a client does with a job."""
+"""The work of clients: honest, private or poisoned."""

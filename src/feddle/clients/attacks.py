@@ -1,6 +1,6 @@
 """Clients that send well-formed but poisoned updates.
 
-An attack is client work, so that worker processes and the main process do it alike.
+An attack is a kind of client work, so it runs in worker processes and in the main process alike.
 """
 
 from dataclasses import dataclass, replace
@@ -24,19 +24,19 @@ Attackers = Annotated[Share, Field(description="share of the clients that attack
 
 @dataclass(frozen=True, eq=False)
 class Honest:
-    """What an attack starts from: the clients' training, and their privacy."""
+    """The honest behaviour that an attack alters: the clients' training, and their privacy."""
 
     training: ClientWork
     privacy: Privacy | None
 
     @property
     def work(self) -> Work:
-        """What honest clients do."""
+        """The work of honest clients."""
         return protected(self.training, self.privacy)
 
 
 class AttackOptions(Options):
-    """Base of every attack's options, so that an error can name the attack that has a misplaced option."""
+    """Base of the options of every attack; errors use it to name the attack that a misplaced option belongs to."""
 
 
 class NoAttack(AttackOptions):
@@ -97,7 +97,7 @@ Attack = Annotated[AnyAttack, Discriminator("name"), choice("none")]
 
 
 def client_work(training: ClientWork, attack: AnyAttack, privacy: Privacy | None, eligible: Tensor) -> Work:
-    """The work of all clients; an attacker who alters its update does so last, after any noise."""
+    """The work of all clients; attackers alter their updates last, after any noise is added."""
     honest = Honest(training, privacy)
     if isinstance(attack, NoAttack):
         return honest.work
@@ -105,7 +105,7 @@ def client_work(training: ClientWork, attack: AnyAttack, privacy: Privacy | None
 
 
 def draw_attackers(eligible: Tensor, share: float, seed: int) -> frozenset[int]:
-    """A share of the clients that have data, rounded; the same ones for every method."""
+    """A random share of the clients that have data; the same clients for every method."""
     order = numpy_generator(seed_for(seed, "attackers")).permutation(eligible.numpy())
     return frozenset(order[: round(share * len(order))].tolist())
 
@@ -119,7 +119,7 @@ class Mixed:
     attackers: frozenset[int]
 
     def __call__(self, job: Job, start: Weights) -> Update:
-        """Do the job as its client does."""
+        """Do the job the way its client does."""
         return (self.poisoned if job.client in self.attackers else self.honest)(job, start)
 
 
@@ -154,12 +154,12 @@ class RandomDirection:
 
 @dataclass(frozen=True, eq=False)
 class FlippedLabels:
-    """A loss that replaces class y by C − 1 − y, with the C classes that the model distinguishes."""
+    """A loss that replaces class y by C − 1 − y; the model distinguishes C classes."""
 
     loss: Loss
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss on flipped labels."""
         if targets.is_floating_point():
-            raise FeddleError("attack: label-flip needs class numbers for labels, but these are real numbers")
+            raise FeddleError("attack: label-flip needs class numbers as labels, got real numbers; use another attack")
         return self.loss(outputs, outputs.shape[1] - 1 - targets)

@@ -1,4 +1,4 @@
-"""Clients that protect what they send."""
+"""Clients that add privacy noise to their updates."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -34,7 +34,7 @@ def protected(work: ClientWork, privacy: Privacy | None) -> Work:
         return work
     if work.layout.buffers:
         raise FeddleError(
-            f"privacy protects a model's weights, but this one also sends running statistics "
+            f"privacy protects a model's weights, but this model also sends running statistics "
             f"({work.layout.buffers[0].name}); use a model without BatchNorm, or turn privacy off"
         )
     epsilon(1, privacy.noise_multiplier, privacy.delta)  # fails before the run if the accountant is not installed
@@ -43,10 +43,11 @@ def protected(work: ClientWork, privacy: Privacy | None) -> Work:
 
 @dataclass(frozen=True, eq=False)
 class PrivateWork:
-    """Client work whose update is clipped to norm `clip` and noised; nothing else of it is sent.
+    """Client work that clips its update to norm `clip` and adds noise; nothing else is sent.
 
-    The number of examples and the loss reveal the client's data too: every client reports 1 example and no loss. The
-    noise is seeded from the job, so that a simulation can be repeated; it protects nobody from someone with the seed.
+    The number of examples and the loss also reveal something about the client's data, so every client reports 1 example
+    and no loss. The noise is seeded from the job, so that a simulation can be repeated. It gives no protection against
+    anyone who knows the seed.
     """
 
     work: Work

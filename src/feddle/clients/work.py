@@ -1,4 +1,4 @@
-"""What an honest client does with a job: train."""
+"""The work of an honest client: training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from feddle.data.augmentation import Augment, Augmented
 from feddle.data.examples import Examples
 from feddle.training.train import Loss, Recipe, train_client
 
-Work = Callable[[Job, Weights], Update]  # from a job and the model that it starts from to its update
+Work = Callable[[Job, Weights], Update]  # (job, start of the job) → update
 
 
 @dataclass(frozen=True, eq=False)
 class ClientWork:
-    """Everything that training needs except the job; the seed comes from the job, so any process may train it."""
+    """Local training; all randomness is derived from the job, so the result does not depend on the process."""
 
     model: nn.Module
     layout: Layout

@@ -2,7 +2,7 @@
 
 A Flower user writes `Feddle(model, server=…, test=…).start(grid=grid, initial_arrays=…)` in a ServerApp and
 `client_app(model, data)` for the ClientApp. The names below are loaded when first used, so that a client's process,
-which starts anew for each job, imports little.
+which starts again for each job, imports little.
 """
 
 from importlib import import_module
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
 
 def require_flower() -> None:
-    """Say what to install if Flower is not there."""
+    """Raise an error that says what to install, if Flower is missing."""
     try:
         import_module("flwr")
     except ImportError as error:

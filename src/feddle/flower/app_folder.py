@@ -1,4 +1,4 @@
-"""The app that is shipped, and what an app says of its settings."""
+"""The shipped app, and the settings of an app."""
 
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ APP = Path(__file__).parent / "app"
 
 
 def check_settings(app: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that the app's run would refuse, before anything is started for it."""
+    """Refuse settings that a run of the app would refuse, before anything is started."""
     file = app / "pyproject.toml"
     try:
         known = dict(_flat(tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # no TOML, or another shape
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # not TOML, or without these tables
         raise FeddleError(
-            f"{app} holds no app: expected [tool.flwr.app.config] in {file}, but {type(error).__name__}: {error}; "
+            f"{app} is not an app: expected [tool.flwr.app.config] in {file}, got {type(error).__name__}: {error}; "
             "`feddle federation new` makes one"
         ) from error
     for key in settings:
@@ -28,7 +28,7 @@ def check_settings(app: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys, as Flower makes them of tables."""
+    """The dotted keys that Flower makes from nested tables."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

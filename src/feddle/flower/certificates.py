@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: TLS for the server, a key pair for each node."""
+"""Certificates and keys of a federation: TLS for the server, and a key pair per node."""
 
 import ipaddress
 import re
@@ -24,14 +24,14 @@ from feddle.core.errors import FeddleError
 
 _CA_DAYS, _SERVER_DAYS = 3650, 825
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
-_EARLIER = timedelta(minutes=5)  # clocks differ
+_EARLIER = timedelta(minutes=5)  # tolerates clocks that differ
 
 
 class Certificates:
-    """A folder of certificates and keys; what is there is kept, so nodes can be added later.
+    """A folder of certificates and keys; existing files are kept, so that nodes can be added later.
 
-    `ca.crt` goes to every machine, `server.*` and `superexec.secret` stay on the server's, `node-N.key` goes to that
-    node alone and `node-N.pub` is registered. `ca.key` signs new server certificates: keep it off all of them.
+    `ca.crt` goes to every machine. `server.*` and `superexec.secret` go to the server. `node-N.key` goes to that node
+    only, and `node-N.pub` is registered. `ca.key` signs new server certificates: keep it off all of these machines.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,13 +45,13 @@ class Certificates:
         return self.folder / f"node-{number}.key"
 
     def node_public(self, number: int) -> Path:
-        """What a node is registered with."""
+        """The public key that a node is registered with."""
         return self.folder / f"node-{number}.pub"
 
     def make(self, hosts: Sequence[str], nodes: int) -> list[Path]:
-        """Make what is missing, for a server that is reached under these names; returns the new files.
+        """Make the missing files, for a server with these host names; return the new files.
 
-        Of a pair, the file that is looked for is written last: a stop in between has both made anew.
+        Of each pair, the file whose existence is checked is written last: after an interruption both are made again.
         """
         self._check_hosts(hosts)
         before = set(self.folder.glob("*"))
@@ -68,7 +68,7 @@ class Certificates:
         return sorted(set(self.folder.glob("*")) - before)
 
     def _check_hosts(self, hosts: Iterable[str]) -> None:
-        """Refuse what is no name, and names that the server's certificate, if there is one, does not have."""
+        """Refuse malformed host names, and names that an existing server certificate does not contain."""
         names = {host: _alternative(host) for host in hosts}
         if not self.server.exists():
             return
@@ -76,55 +76,50 @@ class Certificates:
             certificate = x509.load_pem_x509_certificate(self.server.read_bytes())
             named = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         except (ValueError, x509.ExtensionNotFound) as error:
-            raise FeddleError(f"{self.server} is no certificate; remove it to have it made anew") from error
+            raise FeddleError(f"{self.server} is not a certificate; remove it, then run this again") from error
         missing = [host for host, name in names.items() if name not in named]
         if missing:
             raise FeddleError(
                 f"{self.server} is for {', '.join(str(name.value) for name in named)}, not for {', '.join(missing)}; "
-                "to have it made anew, remove it and give all names"
+                "to make a new one, remove it and give all names"
             )
 
     def _make_ca(self) -> None:
-        key = ec.generate_private_key(ec.SECP384R1())
-        name = _name("feddle federation CA")
-        builder = _builder(name, name, key.public_key(), _CA_DAYS)
+        key, name = ec.generate_private_key(ec.SECP384R1()), _name("feddle federation CA")
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        builder = builder.add_extension(usage, critical=True)
+        critical = [x509.BasicConstraints(ca=True, path_length=0), usage]
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        certificate = builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+        certificate = _sign(_builder(name, name, key.public_key(), _CA_DAYS), key, critical, [identifier])
         write_whole(self.ca_key, _pem(key), private=True)
-        write_whole(self.ca, certificate.public_bytes(Encoding.PEM))
+        write_whole(self.ca, certificate)
 
     def _make_server(self, hosts: Iterable[str]) -> None:
         authority, signer = self._read_ca()
         key = ec.generate_private_key(ec.SECP384R1())
-        names = [_alternative(host) for host in dict.fromkeys(hosts)]
         builder = _builder(_name("feddle federation server"), authority.subject, key.public_key(), _SERVER_DAYS)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys(hosts)])
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        certificate = builder.add_extension(issuer, critical=False).sign(signer, hashes.SHA256())
+        critical = [x509.BasicConstraints(ca=False, path_length=None)]
         write_whole(self.server_key, _pem(key), private=True)
-        write_whole(self.server, certificate.public_bytes(Encoding.PEM))
+        write_whole(self.server, _sign(builder, signer, critical, [names, usage, issuer]))
 
     def _read_ca(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
         try:
             authority = x509.load_pem_x509_certificate(self.ca.read_bytes())
             signer = load_pem_private_key(self.ca_key.read_bytes(), None)
-        except (ValueError, TypeError) as error:  # a TypeError: the key has a password
+        except (ValueError, TypeError) as error:  # TypeError: the key has a password
             raise FeddleError(
-                f"{self.ca} and {self.ca_key} are no certificate and key that can be read; restore them, or remove "
-                "both to have them made anew, and give every machine the new ca.crt"
+                f"{self.ca} and {self.ca_key} are not a readable certificate and key; restore them, or remove both to "
+                "make new ones, and give every machine the new ca.crt"
             ) from error
         if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != authority.public_key():
-            raise FeddleError(f"{self.ca_key} is not the key of {self.ca}; restore the one that belongs to it")
+            raise FeddleError(f"{self.ca_key} is not the key of {self.ca}; restore the key that belongs to it")
         return authority, signer
 
     def remake_node(self, number: int) -> None:
-        """Make a key pair for a node, in place of the one that it may have."""
-        self.node_key(number).unlink(missing_ok=True)  # first: a stop in between leaves no half of each
+        """Make a key pair for a node; an existing pair is replaced."""
+        self.node_key(number).unlink(missing_ok=True)  # first, so that an interruption leaves no mixed pair
         key = ec.generate_private_key(ec.SECP384R1())
         private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -141,6 +136,20 @@ def _builder(
     return builder.not_valid_before(now - _EARLIER).not_valid_after(now + timedelta(days=days))
 
 
+def _sign(
+    builder: x509.CertificateBuilder,
+    signer: ec.EllipticCurvePrivateKey,
+    critical: Iterable[x509.ExtensionType],
+    others: Iterable[x509.ExtensionType],
+) -> bytes:
+    """The signed certificate with its extensions, in PEM format."""
+    for extension in critical:
+        builder = builder.add_extension(extension, critical=True)
+    for extension in others:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
 def _name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
 
@@ -151,8 +160,8 @@ def _alternative(host: str) -> x509.GeneralName:
     except ValueError:
         if not _HOST.fullmatch(host):
             raise FeddleError(
-                f"expected a host's name or address without a port, such as federation.example.org, got {host!r}; "
-                "one with other letters is written in its xn-- form"
+                f"expected a host name or address without a port, such as federation.example.org, got {host!r}; "
+                "write a name with non-ASCII letters in its xn-- form"
             ) from None
         return x509.DNSName(host)
 

@@ -1,4 +1,4 @@
-"""A whole federation on this machine, each part a process of its own: the way to see it work before real machines."""
+"""A whole federation on this machine, each part in its own process: a trial before real machines."""
 
 import ctypes
 import json
@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,33 +23,37 @@ from feddle.flower.certificates import Certificates
 from feddle.flower.commands import environment, found
 
 HOST = "127.0.0.1"
-_PATIENCE = 60.0  # seconds until a process must answer
-_GRACE = 10.0  # seconds to end in order
+_PATIENCE = 60.0  # seconds that a process may take to answer
+_GRACE = 10.0  # seconds that a process may take to end before it is killed
 _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
-_KNOWN_KEY = "already in use"  # what Flower says of a key that is registered
-_CONNECTION = "federation"  # what the server is called in Flower's config
+_KNOWN_KEY = "already in use"  # Flower's answer to a key that is already registered
+_SECRET = "--superexec-auth-secret-file"  # noqa: S105
+_CONNECTION = "federation"  # the name of the server in Flower's config
 
 
+@dataclass(eq=False)
 class LocalFederation:
-    """A SuperLink, its SuperExec and SuperNodes, kept in a folder; leaving the context ends them all.
+    """A SuperLink, its SuperExec and SuperNodes with a folder for their files; leaving the context ends all of them.
 
-    Every process leads a group of its own, so that what it starts ends with it. With `secure`, there is TLS and every
-    node has a key that is registered; the keys and the SuperLink's database stay in the folder, so nodes keep their
-    ids. `node_ids` are those ids, by the number of the node, from 1.
+    Every process leads its own process group, so that everything it starts ends with it. With `secure`, there is TLS
+    and every node has a registered key. The keys and the SuperLink's database stay in the folder, so that nodes keep
+    their ids. `node_ids` has these ids by the number of the node, from 1.
     """
 
-    def __init__(self, folder: Path, nodes: int, *, app: Path = APP, secure: bool = True) -> None:
-        self.folder = folder.resolve()
-        self.nodes = nodes
-        self.app = app
-        self.secure = secure
+    folder: Path
+    nodes: int
+    app: Path = APP
+    secure: bool = True
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.resolve()
         self.certificates = Certificates(self.folder / "certificates")
         self.logs = self.folder / "logs"
         self.node_ids: dict[int, int] = {}
         self.lock = FileLock(self.folder / "lock")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.groups: list[int] = []  # of all processes that were ever started
+        self.groups: list[int] = []  # process groups of all processes that were ever started
         self._ports: dict[str, int] = {}
 
     def __enter__(self) -> Self:
@@ -63,8 +68,8 @@ class LocalFederation:
             self.start_superlink()
             if self.secure:
                 self._register()
-            trust = ["--root-certificates", str(self.certificates.ca)] if self.secure else ["--insecure"]
-            self._start("superexec", "flower-superexec", "--runtime-api-address", self.address, *trust, *self._secret())
+            trust = self._secured({"--root-certificates": self.certificates.ca, _SECRET: self.certificates.secret})
+            self._start("superexec", "flower-superexec", "--runtime-api-address", self.address, *trust)
             for number in range(1, self.nodes + 1):
                 self.start_node(number)
         except BaseException:
@@ -77,58 +82,53 @@ class LocalFederation:
 
     @property
     def address(self) -> str:
-        """Where the SuperLink is."""
+        """The address of the SuperLink."""
         return f"{HOST}:{self._port('superlink')}"
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, again if it was killed: its database knows the nodes and the runs."""
-        certificates = self.certificates
-        files = [certificates.server, certificates.server_key, certificates.ca]
-        flags = ["--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile"]
-        pairs = [part for flag, file in zip(flags, files, strict=True) for part in (flag, str(file))]
-        secured = [*pairs, "--enable-supernode-auth", *self._secret()] if self.secure else ["--insecure"]
+        """Start the SuperLink, or start it again if it was killed: its database has the nodes and the runs."""
+        keys = self.certificates
+        files = {"--ssl-certfile": keys.server, "--ssl-keyfile": keys.server_key, "--ssl-ca-certfile": keys.ca}
+        secured = self._secured({**files, _SECRET: keys.secret}, "--enable-supernode-auth")
         place = ["--host", HOST, "--port", str(self._port("superlink")), "--isolation", "process"]
         self._start("superlink", "flower-superlink", *place, "--database", str(self.folder / "superlink.db"), *secured)
         self._wait_for("superlink")
         self._write_config()
 
     def start_node(self, number: int, *, root: Path | None = None, variables: Mapping[str, str] = {}) -> None:
-        """Start a SuperNode, again if it was killed; it trusts `root`, by default the federation's own certificate."""
-        name = f"node-{number}"
-        share = f"partition-id={number - 1} num-partitions={self.nodes}"
+        """Start a SuperNode, or start it again; it trusts `root`, by default the federation's own CA."""
+        name, share = f"node-{number}", f"partition-id={number - 1} num-partitions={self.nodes}"
         files = {"--ca": root or self.certificates.ca, "--key": self.certificates.node_key(number)}
-        secured = [part for flag, file in files.items() for part in (flag, str(file))] if self.secure else []
+        secured = _options(files) if self.secure else []
         place = ["--host", HOST, "--port", str(self._port(name)), "--node-config", share]
         command = ["federation", "node", "--superlink", self.address, *secured, "--", *place]
         self._start(name, "feddle", *command, variables=variables)
 
     def start_run(self, settings: Mapping[str, Any]) -> int:
-        """Have the SuperLink run the app; `settings` are laid over its run config. Returns the run's id."""
+        """Start a run of the app, with `settings` instead of those in its run config; return the id of the run."""
         chosen = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-        told = self._flwr("run", str(self.app), _CONNECTION, "--run-config", chosen)
-        return int(told["run-id"])
+        return int(self._flwr("run", str(self.app), _CONNECTION, "--run-config", chosen)["run-id"])
 
     def run_status(self, run: int) -> str:
-        """How a run stands, such as running or finished:completed."""
-        told = self._flwr("list", _CONNECTION, "--run-id", str(run))
-        return str(told["runs"][0]["status"])
+        """The status of a run, such as running or finished:completed."""
+        return str(self._flwr("list", _CONNECTION, "--run-id", str(run))["runs"][0]["status"])
 
     def run_log(self, run: int) -> str:
-        """What the ServerApp of a run has said so far."""
+        """The log of the ServerApp of a run so far."""
         done = self._call("log", str(run), _CONNECTION, "--show")
         return done.stdout + done.stderr
 
     def kill(self, name: str) -> None:
-        """End a process and what it started, without warning."""
+        """Kill a process and everything it started."""
         process = self.processes.pop(name)
         _signal(process, signal.SIGKILL)
         process.wait()
         end = time.monotonic() + _GRACE
-        while _has_members(process.pid) and time.monotonic() < end:
+        while _signal(process, 0) and time.monotonic() < end:  # killed processes take a moment to disappear
             time.sleep(0.02)
 
     def close(self) -> None:
-        """End every process: in order if they can, else at once; nothing interrupts it."""
+        """End every process; those that do not end in time are killed. Ctrl-C does not interrupt this."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
         try:
             self._end_all()
@@ -137,7 +137,7 @@ class LocalFederation:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
     def _end_all(self) -> None:
-        """The nodes first: a SuperLink that they cannot tell goodbye takes them for connected for a while."""
+        """Nodes end first, so that they can sign off; otherwise the SuperLink counts them as connected for a while."""
         nodes = [name for name in self.processes if name.startswith("node-")]
         for names in (nodes, [name for name in self.processes if name not in nodes]):
             for name in names:
@@ -146,23 +146,23 @@ class LocalFederation:
             while time.monotonic() < end and not all(_has_ended(self.processes[name]) for name in names):
                 time.sleep(0.05)
             for name in names:
-                self.kill(name)  # also what a process that has ended has left of its group
+                self.kill(name)  # also what remains of the group of a process that has ended
 
     def keep_up(self) -> None:
-        """Start nodes again that have ended, as a service manager does."""
+        """Restart nodes that have ended, as a service manager does."""
         for number in range(1, self.nodes + 1):
             process = self.processes.get(f"node-{number}")
             if process is not None and _has_ended(process):
                 self.start_node(number)
 
     def log(self, name: str) -> str:
-        """What a process has said so far."""
+        """The output of a process so far."""
         path = self.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _start(self, name: str, command: str, *arguments: str, variables: Mapping[str, str] = {}) -> None:
         if name in self.processes:
-            self.kill(name)  # or what is left of it
+            self.kill(name)  # or what remains of its group
         with (self.logs / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(  # noqa: S603
                 [found(command), *arguments],
@@ -189,36 +189,38 @@ class LocalFederation:
             raise FeddleError(f"`flwr {arguments[0]}` did not answer within {error.timeout:g} s") from error
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        """What a command of Flower's answers."""
+        """The answer of one of Flower's commands."""
         done = self._call(*arguments, "--format", "json")
         try:
-            told: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError as error:
-            said = " ".join((done.stderr + done.stdout).split())[-500:]
-            raise FeddleError(f"`flwr {arguments[0]}` answered nothing that can be read: {said}") from error
-        if not told.get("success", True):
-            raise FeddleError(f"`flwr {arguments[0]}` failed: {' '.join(str(told.get('error-message')).split())}")
-        return told
+            output = " ".join((done.stderr + done.stdout).split())[-500:]
+            raise FeddleError(f"expected JSON from `flwr {arguments[0]}`, got: {output}") from error
+        if not answer.get("success", True):
+            raise FeddleError(f"`flwr {arguments[0]}` failed: {' '.join(str(answer.get('error-message')).split())}")
+        return answer
 
     def _register(self) -> None:
-        """Tell the SuperLink the nodes' public keys, once."""
+        """Register the nodes' public keys with the SuperLink, once."""
         known = self.folder / "nodes.json"
-        with suppress(FileNotFoundError, ValueError, AttributeError):  # a damaged one: nodes are registered anew
+        with suppress(FileNotFoundError, ValueError, AttributeError):  # if it is damaged, nodes are registered again
             self.node_ids = {int(number): int(node) for number, node in json.loads(known.read_text()).items()}
         for number in range(1, self.nodes + 1):
             if number not in self.node_ids:
                 self.node_ids[number] = self._register_one(number)
-                write_whole(known, json.dumps(self.node_ids).encode(), sync=False)  # each: a stop may come any time
+                write_whole(
+                    known, json.dumps(self.node_ids).encode(), sync=False
+                )  # after each node, since an interruption may come at any time
 
     def _register_one(self, number: int) -> int:
-        """The id that the SuperLink gives to a node."""
+        """Register a node; return the id that the SuperLink gives it."""
         command = ["supernode", "register", str(self.certificates.node_public(number)), _CONNECTION]
         try:
             return int(self._flwr(*command)["node-id"])
         except FeddleError as error:
             if _KNOWN_KEY not in str(error):
                 raise
-        self.certificates.remake_node(number)  # a stop came before its id was kept, which Flower does not tell again
+        self.certificates.remake_node(number)  # its id was lost in an interruption, and Flower does not report it again
         return int(self._flwr(*command)["node-id"])
 
     def _write_config(self) -> None:
@@ -227,14 +229,14 @@ class LocalFederation:
         (self.folder / "flower").mkdir(exist_ok=True)
         (self.folder / "flower" / "config.toml").write_text("\n".join(lines) + "\n")
 
-    def _secret(self) -> Sequence[str]:
-        return ["--superexec-auth-secret-file", str(self.certificates.secret)] if self.secure else []
+    def _secured(self, files: Mapping[str, Path], *flags: str) -> list[str]:
+        return [*_options(files), *flags] if self.secure else ["--insecure"]
 
     def _environment(self) -> dict[str, str]:
         return {**environment(), "FLWR_HOME": str(self.folder / "flower")}
 
     def _port(self, name: str) -> int:
-        """A port that was free when it was first asked for."""
+        """The port of a process; it was free when it was chosen."""
         if name not in self._ports:
             with socket.socket() as probe:
                 probe.bind((HOST, 0))
@@ -242,11 +244,11 @@ class LocalFederation:
         return self._ports[name]
 
     def _wait_for(self, name: str) -> None:
-        """Until a process listens on its port."""
+        """Wait until a process listens on its port."""
         end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
             if self.processes[name].poll() is not None:
-                raise FeddleError(f"the {name} ended as it began; see {self.logs / name}.log")
+                raise FeddleError(f"the {name} ended during its start; see {self.logs / name}.log")
             try:
                 with socket.create_connection((HOST, self._port(name)), timeout=1):
                     return
@@ -255,29 +257,27 @@ class LocalFederation:
         raise FeddleError(f"the {name} does not answer; see {self.logs / name}.log")
 
 
+def _options(files: Mapping[str, Path]) -> list[str]:
+    return [part for flag, file in files.items() for part in (flag, str(file))]
+
+
 def _end_with_parent() -> None:
-    """On Linux, have this process told to end when the one that started it was killed."""
+    """On Linux, send this process SIGTERM when its parent is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To a process and what it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
-
-
-def _has_members(group: int) -> bool:
-    """Whether anything of a process group is left; what was killed takes a moment to go."""
+def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal to a process and everything it started; False if none of them is left."""
     try:
-        os.killpg(group, 0)
+        os.killpg(process.pid, number)
     except ProcessLookupError:
         return False
     return True
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether it has; it is left as it is, so that the number of its group is not given to another."""
+    """Whether a process has ended; it is not reaped, so that the id of its group is not reused."""
     if process.returncode is not None:
         return True
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

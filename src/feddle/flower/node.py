@@ -1,4 +1,4 @@
-"""A node: Flower's SuperNode, with what it is refused for in one line."""
+"""A node: Flower's SuperNode, with a one-line message if it is refused."""
 
 import signal
 import socket
@@ -7,13 +7,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Thread
-from typing import IO, Any
+from threading import Event, Thread
+from typing import IO
 
 from feddle.core.errors import FeddleError
 from feddle.flower.commands import environment, found
 
-_NOT_ACTIVATED = b"[code: 2004]"  # what Flower says to a node that it does not know, or that is there already
+_NOT_ACTIVATED = b"[code: 2004]"  # Flower's answer to a node that it does not know, or that is already connected
 _PATIENCE = 10.0  # seconds
 
 
@@ -30,26 +30,28 @@ def run_node(superlink: str, *, root: Path | None, key: Path | None, more: Seque
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: process.terminate())
     assert process.stdout is not None
-    said = _Forward(process.stdout)
+    refused = Event()
+    forward = Thread(target=_forward, args=(process.stdout, refused), daemon=True)
+    forward.start()
     code = process.wait()
-    said.join(1.0)  # what the node started may hold the pipe a little longer
-    if said.refused:
+    forward.join(1.0)  # processes that the node started may hold the pipe a little longer
+    if refused.is_set():
         raise FeddleError(
             f"the SuperLink at {superlink} refused this node: its key is not registered (`flwr supernode register "
-            f"{'' if key is None else key.with_suffix('.pub').name}`), or a node with this key was connected until "
-            "a moment ago; that is forgotten about a minute after it was killed, so try again"
+            f"{'' if key is None else key.with_suffix('.pub').name}`), or a node with this key is still counted as "
+            "connected; that lasts for about a minute after it was killed, so try again"
         )
     if code:
-        raise FeddleError(f"the SuperNode ended with code {code}; what it said is above")
+        raise FeddleError(f"the SuperNode ended with code {code}; its output is above")
 
 
 def check_certificate(superlink: str, root: Path) -> None:
-    """Refuse a SuperLink whose certificate is not signed by `root`; one that is not there yet is left to Flower."""
+    """Refuse a SuperLink whose certificate `root` did not sign; if it does not answer, Flower waits for it later."""
     host, _, port = superlink.rpartition(":")
     try:
         context = ssl.create_default_context(cafile=root)
     except (OSError, ssl.SSLError) as error:
-        raise FeddleError(f"{root} is no certificate that can be read: {error}") from error
+        raise FeddleError(f"{root} is not a readable certificate: {error}; use the federation's ca.crt") from error
     try:
         with (
             socket.create_connection((host.strip("[]"), int(port)), _PATIENCE) as plain,
@@ -58,29 +60,21 @@ def check_certificate(superlink: str, root: Path) -> None:
             return
     except ssl.SSLCertVerificationError as error:
         raise FeddleError(
-            f"the certificate of the SuperLink at {superlink} does not fit {root}: {error.verify_message}; "
-            "take the federation's own ca.crt, and an address that its server certificate names"
+            f"the certificate of the SuperLink at {superlink} does not match {root}: {error.verify_message}; "
+            "use the federation's own ca.crt, and an address that its server certificate contains"
         ) from error
     except ssl.SSLError as error:
-        raise FeddleError(f"the SuperLink at {superlink} does not speak TLS: {error.reason}") from error
+        raise FeddleError(f"the SuperLink at {superlink} does not use TLS: {error.reason}") from error
     except ValueError as error:
         raise FeddleError(f"expected the SuperLink's address as host:port, got {superlink!r}") from error
     except OSError:
         return
 
 
-class _Forward(Thread):
-    """Passes on what a process says, and notes if it was refused."""
-
-    def __init__(self, stream: IO[Any]) -> None:
-        super().__init__(daemon=True)
-        self.stream = stream
-        self.refused = False
-        self.start()
-
-    def run(self) -> None:
-        """Until the process and all that it started have ended."""
-        for line in self.stream:
-            self.refused |= _NOT_ACTIVATED in line
-            sys.stderr.buffer.write(line)
-            sys.stderr.buffer.flush()
+def _forward(stream: IO[bytes], refused: Event) -> None:
+    """Print the output of a process until it ends; set `refused` if the SuperLink refuses the node."""
+    for line in stream:
+        if _NOT_ACTIVATED in line:
+            refused.set()
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()

@@ -8,7 +8,7 @@ from pydantic import ValidationError, model_validator
 from feddle.core.errors import FeddleError
 from feddle.run.load import explain, with_value
 from feddle.run.plan import Clients, Evaluation, Plan, SimulationPlan
-from feddle.runtimes.flower.network import Rules
+from feddle.runtimes.flower.rules import Rules
 
 _SIMULATED = SimulationPlan.model_fields.keys() - Plan.model_fields.keys()
 
@@ -28,15 +28,17 @@ class FederationPlan(Plan):
     def _refuse_simulated(cls, data: Any) -> Any:
         if isinstance(data, dict):
             if data.get("privacy") is not None:
-                raise ValueError("privacy is for simulations: its noise is drawn from a seed that the server knows")
+                raise ValueError(
+                    "privacy is for simulations: its noise comes from a seed that the server knows; remove it"
+                )
             simulated = [key for key in data if key in _SIMULATED and key != "privacy"]
             if simulated:
-                raise ValueError(f"{simulated[0]} is for simulations; leave it out of a real federation")
+                raise ValueError(f"{simulated[0]} is for simulations; remove it from the settings of a real federation")
         return data
 
 
 def make_plan(settings: Mapping[str, Any], *, source: str) -> FederationPlan:
-    """The plan that dotted keys, such as those of a Flower run config, or a tree of them describe."""
+    """A plan from settings: dotted keys, such as those of a Flower run config, or nested mappings."""
     tree: dict[str, Any] = {}
     for key, value in settings.items():
         tree = with_value(tree, key.split("."), value)

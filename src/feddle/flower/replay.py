@@ -1,4 +1,4 @@
-"""The order in which a real federation's updates arrived, taken through a server once more."""
+"""Replaying a real federation: the same updates in the same order on a new server."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,11 +11,12 @@ from feddle.training.machine import one_thread
 
 
 def replay(history: Iterable[Mapping[str, Any]], server: Server, work: Work) -> None:
-    """Send and merge what a history says was sent and merged, with updates made by `work`.
+    """Send and merge the jobs of a history in the same order; `work` computes the updates again.
 
-    The server is a new one with the same start, method and seed; it ends with the vector of the real federation.
+    `server` is a new server with the same start, method and seed. Its final vector is bit-identical to that of the real
+    federation.
     """
-    with one_thread():  # as everywhere: sums come in one order
+    with one_thread():  # as in the real federation, for the same order of summation
         for line in history:
             _replay_round(line, server, work)
 
@@ -24,9 +25,9 @@ def _replay_round(line: Mapping[str, Any], server: Server, work: Work) -> None:
     for client, number, version in line["sent"]:
         job = server.dispatch(client)
         if job != Job(client, number, version):
-            raise FeddleError(f"expected job {Job(client, number, version)}, this server sends {job}; take a new one")
+            raise FeddleError(f"expected job {Job(client, number, version)}, got {job}; start with a new server")
     for row in line["jobs"]:
         job = Job(*row)
         if not server.receive(work(job, server.start_of(job))):
-            raise FeddleError(f"the update of {job} is refused here: {dict(server.refused)}")
+            raise FeddleError(f"the server refused the update of {job}: {dict(server.refused)}; check `work`")
     server.advance()

@@ -1,8 +1,9 @@
-"""The server's side of a real federation, kept in a run folder like a simulation."""
+"""The server's side of a real federation, with a run folder like that of a simulation."""
 
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import holds_simulation
 from feddle.run.problem import Problem
 from feddle.run.run import Listener, Run, build_server, parts_of, resolve_device
-from feddle.runtimes.flower.network import Clock, Network
+from feddle.runtimes.flower.network import Network
+from feddle.runtimes.flower.roster import Roster
+from feddle.runtimes.flower.rules import Clock
 from feddle.training.train import Loss
 
 STATUS = "status.json"
@@ -35,21 +38,13 @@ def federated(
     scratch: Path | None = None,
     clock: Clock | None = None,
 ) -> Run[Network]:
-    """A run whose clients are the nodes of a Flower grid."""
+    """A run with the nodes of a Flower grid as its clients; `strategy` replaces the method of the plan."""
     device = resolve_device(plan.device)
     problem.model.to(device=device)
     layout = Layout.of(problem.model)
-    parts = parts_of(plan, problem, layout, device, scratch=scratch)
-    network = Network(
-        build_server(plan, parts, strategy),
-        grid,
-        plan.federation,
-        recipe=plan.training,
-        seed=plan.seed,
-        per_round=plan.clients.per_round,
-        limit=plan.clients.count,
-        clock=clock,
-    )
+    server = build_server(plan, parts_of(plan, problem, layout, device, scratch=scratch), strategy)
+    roster, per_round = Roster(plan.clients.count), plan.clients.per_round
+    network = Network(server, grid, plan.federation, plan.training, plan.seed, per_round, roster, clock or Clock())
     method = plan.method.name if strategy is None else type(strategy).__name__
     return Run(plan, problem, layout, network, method=method, device=device)
 
@@ -71,26 +66,25 @@ def status_of(run: Run[Network]) -> dict[str, Any]:
 def at_the_server(
     model: torch.nn.Module, server: Any, test: Any, loss: Loss, server_classes: int | None = None
 ) -> Problem:
-    """What the server has; its clients are elsewhere."""
+    """The server's part of a problem, without clients."""
     outside = None if server_classes is None else "of another task"
     none = torch.zeros(0, dtype=torch.int64)
     return Problem(model, (), none, server, test, loss, out_of_domain=outside, server_classes=server_classes)
 
 
 def run_in_folder(run: Run[Network], out: Path, listener: Listener | None = None) -> None:
-    """Run to the end in a folder, or continue what is in it; a checkpoint is made after each merge."""
+    """Run to the end in a folder, or continue the run in it; every merge is followed by a checkpoint."""
     folder = RunFolder(out)
     with folder.locked():
         if folder.is_finished():
-            raise FeddleError(f"{out} holds a federation that is finished; name another folder with out")
+            raise FeddleError(f"{out} holds a finished federation; name another folder with out")
         check_no_simulation(out)
-        if folder.checkpoint.facts() is None:  # nothing was merged yet: a new start may have other settings
+        if folder.checkpoint.facts() is None:  # nothing was merged yet, so the settings may still change
             folder.begin(run.plan)
         folder.restore(run)
-        status = _StatusFile(run, out / STATUS)
-        run.runtime.watch = status.keep_up
+        run.runtime.watch = partial(_write_status, run, out / STATUS, _STATUS_EVERY)
         go_to_the_end(run, folder, Pace(1), listener)
-        status.write()
+        _write_status(run, out / STATUS)
 
 
 def check_no_simulation(out: Path) -> None:
@@ -99,20 +93,7 @@ def check_no_simulation(out: Path) -> None:
         raise FeddleError(f"{out} holds a simulation, not a federation; name another folder with out")
 
 
-class _StatusFile:
-    """The file that an operator looks at, at most a second old."""
-
-    def __init__(self, run: Run[Network], path: Path) -> None:
-        self.run = run
-        self.path = path
-        self._written = -_STATUS_EVERY
-
-    def keep_up(self) -> None:
-        """Write the file again if it is older than a second."""
-        if time.monotonic() - self._written >= _STATUS_EVERY:
-            self.write()
-
-    def write(self) -> None:
-        """Write the file."""
-        self._written = time.monotonic()
-        write_whole(self.path, json.dumps(status_of(self.run)).encode(), sync=False)
+def _write_status(run: Run[Network], path: Path, every: float = 0.0) -> None:
+    """Write the status file for the operator again, if it is older than `every` seconds."""
+    if not path.exists() or abs(time.time() - path.stat().st_mtime) >= every:
+        write_whole(path, json.dumps(status_of(run)).encode(), sync=False)

@@ -1,11 +1,11 @@
-"""Feddle, and every other method of ours, as a strategy of Flower's."""
+"""Feddle and the other methods as a Flower strategy."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from logging import INFO
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
@@ -21,19 +21,20 @@ from feddle.flower.run import at_the_server, federated, run_in_folder
 from feddle.methods.strategy import Strategy
 from feddle.run.run import Line, Run
 from feddle.runtimes.flower.client import Data
-from feddle.runtimes.flower.network import Clock, Network
+from feddle.runtimes.flower.network import Network
+from feddle.runtimes.flower.rules import Clock
 from feddle.training.train import Loss
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 class Feddle(FlowerStrategy):
-    """An asynchronous strategy: updates are merged as they come, guided by the server's data.
+    """An asynchronous strategy: updates are merged as they arrive, guided by the server's data.
 
-    `server` is the data that guides and `test` what accuracy is measured on. `settings` are the keys of a plan, as
-    dotted names or as mappings (`clients={"per_round": 5}`, `method="fedbuff"`); a `strategy` of your own replaces
-    the method. With `out` the run is kept in that folder, with a checkpoint after each merge, and goes on from it.
-    The nodes run `feddle.flower.client_app` or call `train_job` in a ClientApp of their own.
+    `server` is the data that guides the merge, and accuracy is measured on `test`. `settings` are the keys of a plan,
+    as dotted names or as mappings (`clients={"per_round": 5}`, `method="fedbuff"`). A custom `strategy` replaces the
+    method. With `out`, the run writes its files to that folder, with a checkpoint after each merge, and a run that was
+    stopped continues from it. The nodes run `feddle.flower.client_app`, or call `train_job` in a custom ClientApp.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Feddle(FlowerStrategy):
         self.plan()
 
     def plan(self, **changes: Any) -> FederationPlan:
-        """The settings, checked."""
+        """The plan that the settings describe, with changes."""
         return make_plan({**self.settings, **changes}, source="settings")
 
     def start(
@@ -75,25 +76,26 @@ class Feddle(FlowerStrategy):
     ) -> Result:
         """Run the federation: `num_rounds` merges; a job that takes longer than `timeout` seconds is given up.
 
-        Without them, `rounds` and `federation.job_limit` of the settings hold. `evaluate_fn` is called at the start
-        and after each merge. The configs are for clients of another kind, and refused.
+        By default, they are `rounds` and `federation.job_limit` of the settings. `evaluate_fn` is called at the start
+        and after each merge. `train_config` and `evaluate_config` are refused: the settings configure the clients.
         """
         if train_config or evaluate_config:
-            raise FeddleError("clients are told how to train by the settings (training.lr); leave the configs out")
-        changes: dict[str, Any] = {} if num_rounds is None else {"rounds": num_rounds}
-        plan = self.plan(**changes, **({} if timeout is None else {"federation.job_limit": timeout}))
+            raise FeddleError("expected the clients' configuration in the settings (training.lr); remove the configs")
+        changes = {"rounds": num_rounds, "federation.job_limit": timeout}
+        plan = self.plan(**{key: value for key, value in changes.items() if value is not None})
         self.model.load_state_dict(initial_arrays.to_torch_state_dict())
         run = self.run = federated(plan, self.problem, grid, self.strategy, scratch=self.out, clock=self.clock)
         result = Result()
-        if evaluate_fn is not None and (scored := evaluate_fn(0, initial_arrays)) is not None:
-            result.evaluate_metrics_serverapp[0] = scored
+
+        def evaluate(number: int) -> None:
+            if evaluate_fn is not None and (score := evaluate_fn(number, self._arrays(run))) is not None:
+                result.evaluate_metrics_serverapp[number] = score
 
         def listener(line: Line) -> None:
-            _tell(line, plan.rounds)
-            _add(result, line)
-            if evaluate_fn is not None and (scored := evaluate_fn(line["round"], self._arrays(run))) is not None:
-                result.evaluate_metrics_serverapp[line["round"]] = scored
+            _record(line, plan.rounds, result)
+            evaluate(line["round"])
 
+        evaluate(0)
         self.summary()
         if self.out is None:
             run.go(listener)
@@ -107,25 +109,15 @@ class Feddle(FlowerStrategy):
         return ArrayRecord(self.model.state_dict())
 
     def summary(self) -> None:
-        """Log what will be done."""
+        """Log the method and the number of updates per merge."""
         plan = self.plan()
         log(INFO, "%s: merges of %s updates, asynchronous", plan.method.name, plan.clients.per_round)
 
-    def configure_train(self, *_: Any) -> Iterable[Message]:
+    def configure_train(self, *_: Any, **__: Any) -> NoReturn:
         """Not used: there are no rounds that all nodes take part in."""
-        _only_start()
+        raise FeddleError("Feddle is asynchronous and has no rounds that all nodes take part in; call its start()")
 
-    def aggregate_train(self, *_: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Not used, see `configure_train`."""
-        _only_start()
-
-    def configure_evaluate(self, *_: Any) -> Iterable[Message]:
-        """Not used, see `configure_train`."""
-        _only_start()
-
-    def aggregate_evaluate(self, *_: Any) -> MetricRecord | None:
-        """Not used, see `configure_train`."""
-        _only_start()
+    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
 
 
 def server_app(
@@ -134,37 +126,28 @@ def server_app(
     test: Callable[[], Data] | None = None,
     loss: Loss = F.cross_entropy,
 ) -> ServerApp:
-    """A ServerApp for the same `model` that the clients have; the run config holds the settings, and `out`."""
+    """A ServerApp for the same `model` as the clients'; the run config has the settings, and `out`."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        settings: Mapping[str, Any] = dict(context.run_config)
-        out = settings.get("out")
-        rest = {key: value for key, value in settings.items() if key != "out"}
-        plan = make_plan(rest, source="run config")
-        with global_seed(seed_for(plan.seed, "model")):
+        settings: dict[str, Any] = dict(context.run_config)
+        out = settings.pop("out", None) or None
+        with global_seed(seed_for(make_plan(settings, source="run config").seed, "model")):
             net = model()
         guides, measures = (None if make is None else make() for make in (server, test))
-        feddle = Feddle(net, server=guides, test=measures, loss=loss, out=str(out) if out else None, **rest)
+        feddle = Feddle(net, server=guides, test=measures, loss=loss, out=out, **settings)
         feddle.start(grid=grid, initial_arrays=ArrayRecord(net.state_dict()))
 
     return app
 
 
-def _tell(line: Line, rounds: int) -> None:
+def _record(line: Line, rounds: int, result: Result) -> None:
+    """Log a line of history, and add it to the result in Flower's format."""
     accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
     log(INFO, "version %s/%s: staleness %s%s", line["version"], rounds, line["staleness"], accuracy)
-
-
-def _add(result: Result, line: Line) -> None:
-    """What Flower's users look for, where they look for it."""
     if line["loss"] is not None:
         result.train_metrics_clientapp[line["round"]] = MetricRecord({"loss": line["loss"]})
     if "accuracy" in line:
         scores = {"accuracy": line["accuracy"], "loss": line["test_loss"]}
         result.evaluate_metrics_serverapp[line["round"]] = MetricRecord(scores)
-
-
-def _only_start() -> NoReturn:
-    raise FeddleError("Feddle is asynchronous and has no rounds of its nodes; call its start()")

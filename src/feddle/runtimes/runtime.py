@@ -1,4 +1,4 @@
-"""What drives a server: the clients' side of a run."""
+"""The interface of a runtime, which runs the clients of a server."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from feddle.server import Server
 
 
 class Runtime(Protocol):
-    """Where the clients of a server are: in a simulation, or on a network."""
+    """Runs the clients of a server, in a simulation or on a network."""
 
     @property
     def server(self) -> Server:
@@ -20,10 +20,10 @@ class Runtime(Protocol):
         """One round: until the next version of the model."""
 
     def facts(self) -> dict[str, Any]:
-        """What the result of a run says about this runtime, as JSON values."""
+        """Entries of `result.json` that only this runtime has, as JSON values."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue, the server's state included, as tensors; taken between rounds."""
+        """Everything needed to continue, including the server's state, as tensors; taken between rounds."""
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state."""

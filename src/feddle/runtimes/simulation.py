@@ -1,6 +1,6 @@
-"""A federation on a virtual clock that ticks once a round."""
+"""A federation on a virtual clock that ticks once per round."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Literal
@@ -22,7 +22,7 @@ class Delays(Options):
     """Half-normal delays, in rounds."""
 
     sigma: NonNegative = Field(
-        5.0, description="scale σ of the delay ⌊|Normal(0, σ)|⌋; 0: every update is back in its own round"
+        5.0, description="scale σ of the delay ⌊|Normal(0, σ)|⌋ in rounds; 0: every update arrives in its own round"
     )
     per: Literal["client", "job"] = Field(
         "client", description="`client`: slow clients stay slow; `job`: drawn again for each job"
@@ -36,7 +36,7 @@ class Delays(Options):
 
 @dataclass(frozen=True, order=True)
 class _Event:
-    """An update under way: the round it is due in, and the order of dispatch, which breaks ties."""
+    """An update under way: the round in which it is due, and the order of dispatch, which breaks ties."""
 
     due: int
     order: int
@@ -52,51 +52,43 @@ class _Event:
 
 @dataclass(eq=False)
 class SimulationState:
-    """What a simulation remembers besides its server."""
+    """The state of a simulation, except the state of its server."""
 
     queue: list[_Event] = field(default_factory=list)  # a heap
     dispatched: int = 0
 
 
+@dataclass(eq=False)
 class Simulation:
-    """Each round: sample idle clients, take in what is due, merge.
+    """Each round: sample idle clients, receive the updates that are due, merge.
 
-    A client is not sampled again before its update has arrived, and never without data.
+    A client is sampled again only after its update has arrived. Only `eligible` clients, those with data, are sampled.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        trainer: Trainer,
-        delays: Delays,
-        *,
-        eligible: np.ndarray,
-        per_round: int,
-        seed: int,
-    ) -> None:
-        self.server = server
-        self.trainer = trainer
-        self.delays = delays
-        self.eligible = eligible
-        self.per_round = per_round
-        self.seed = seed
-        self.state = SimulationState()
-        self._busy: set[int] = set()
+    server: Server
+    trainer: Trainer
+    delays: Delays
+    eligible: np.ndarray
+    per_round: int
+    seed: int
+    state: SimulationState = field(default_factory=SimulationState, init=False)
+    _busy: set[int] = field(default_factory=set, init=False)
 
     def step(self) -> Round:
         """One round."""
-        now = self.server.version
+        now, queue = self.server.version, self.state.queue
         dispatched = [self._dispatch(client, now) for client in self.sample(now)]
         returned = 0
-        for event in self._due(now):
+        while queue and queue[0].due <= now:
+            event = heappop(queue)
             self._busy.remove(event.client)
             returned += 1
             if event.wasted or not self.server.receive(self.trainer.result(event.job)):
-                self.server.forget(event.job)  # the client is back, and has nothing else to send
+                self.server.forget(event.job)  # the client has nothing else to send
         return Round(len(dispatched), returned, *self.server.advance())
 
     def sample(self, now: int) -> list[int]:
-        """The clients that are sampled in the round after version `now`, given who is busy."""
+        """The clients that are sampled in the round after version `now`; busy clients are left out."""
         if max_staleness(self.server.strategy) == -1:  # the method uses no updates at all
             return []
         order = numpy_generator(seed_for(self.seed, "sample", now)).permutation(self.eligible)
@@ -115,12 +107,8 @@ class Simulation:
             self.trainer.submit(job, self.server.start_of(job), event.due)
         return job
 
-    def _due(self, now: int) -> Iterator[_Event]:
-        while self.state.queue and self.state.queue[0].due <= now:
-            yield heappop(self.state.queue)
-
     def facts(self) -> dict[str, Any]:
-        """Nothing besides what every runtime reports."""
+        """A simulation has no entries of its own."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
-"""Who does the clients' work in a simulation."""
+"""Training the clients' jobs in a simulation."""
 
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from feddle.clients.work import Work
@@ -9,7 +10,7 @@ from feddle.core.messages import Job, Update
 
 
 class Trainer(Protocol):
-    """Does the clients' work, at any time between a job's start and its end."""
+    """Trains the clients' jobs, at any time between the start of a job and its end."""
 
     def submit(self, job: Job, start: Weights, due: int) -> None:
         """Announce a job whose result is required in round `due`."""
@@ -18,12 +19,12 @@ class Trainer(Protocol):
         """The job's update; waits until it is ready."""
 
 
+@dataclass(frozen=True, eq=False)
 class InlineTrainer:
     """Trains a job in this process when its result is required."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
-        self._starts: dict[Job, Weights] = {}
+    work: Work
+    _starts: dict[Job, Weights] = field(default_factory=dict, init=False)
 
     def __enter__(self) -> Self:
         return self
@@ -32,14 +33,14 @@ class InlineTrainer:
         self._starts.clear()
 
     def submit(self, job: Job, start: Weights, due: int) -> None:  # noqa: ARG002
-        """See `Trainer`."""
+        """Keep the start of the job until its result is required."""
         self._starts[job] = start
 
     def result(self, job: Job) -> Update:
-        """See `Trainer`."""
+        """Train the job."""
         try:
             return self.work(job, self._starts.pop(job))
         except FeddleError:
             raise
-        except Exception as error:  # reported as by the workers
+        except Exception as error:  # reported in the same way as by the workers
             raise StoppedError(f"training client {job.client} failed: {type(error).__name__}: {error}") from error

@@ -17,7 +17,7 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Job
 from feddle.training.machine import one_thread
 
-_NICENESS = 5  # with one worker per core the server is one process too many, and a round waits for the server
+_NICENESS = 5  # with one worker per core, the server must have priority: a round waits for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class Rows:
 def serve(work: Work, connection: Connection, others: list[Connection], rows: Rows) -> None:
     """Train the jobs that arrive over the connection until the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent may handle it; a worker has nothing to clean up
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler: a worker has nothing to clean up
     os.nice(_NICENESS)
-    for other in others:  # an open copy would hide the end of the parent
+    for other in others:  # with an open copy, the worker would not notice the end of the parent
         other.close()
     with one_thread():
         while True:

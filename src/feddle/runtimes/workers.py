@@ -24,7 +24,7 @@ from feddle.core.messages import Job, Update
 from feddle.runtimes.worker_process import Rows, serve
 
 _ATTEMPTS = 2
-_HANDED_BACK = 10  # times a worker may die before it has begun a job: not the job's fault, but not normal either
+_HANDED_BACK = 10  # largest number of workers that may die before they begin the same job
 
 
 @dataclass(eq=False)
@@ -53,7 +53,7 @@ class WorkerPool:
     """Trains jobs in `workers` processes with one torch thread each, in the order in which the jobs are due.
 
     The updates are bit-identical to those of `InlineTrainer`. At most `ahead` finished updates wait in memory. Jobs
-    that are due in round `horizon` or later are not trained, because the run ends before. A worker that dies is
+    that are due in round `horizon` or later are not trained, because the run ends earlier. A worker that dies is
     replaced and its job is repeated; a job that fails twice ends the run.
     """
 
@@ -97,22 +97,22 @@ class WorkerPool:
             worker.connection.close()
 
     def submit(self, job: Job, start: Weights, due: int) -> None:
-        """See `Trainer`."""
+        """Announce a job; an idle worker begins it at once."""
         with self._changed:
             task = self._tasks[job] = _Task(job, start, (due, next(self._counter)))
             heappush(self._pending, (task.order, task))
-            self._mend_and_feed()
+            self._repair_and_feed()
 
     def result(self, job: Job) -> Update:
-        """See `Trainer`."""
+        """The job's update; waits until it is ready."""
         with self._changed:
             task = self._wanted = self._tasks.pop(job)
-            self._mend_and_feed()
+            self._repair_and_feed()
             while task.outcome is None:
                 if self._broken is not None:  # checked before each wait: it may have failed before the first
                     raise RuntimeError("the thread that listens to the workers failed") from self._broken
                 self._changed.wait()
-                self._mend_and_feed()
+                self._repair_and_feed()
             self._wanted = None
         if isinstance(task.outcome, FeddleError):
             raise task.outcome
@@ -138,7 +138,7 @@ class WorkerPool:
 
     def _due_first(self) -> _Task | None:
         while self._pending and not self._pending[0][1].pending:
-            heappop(self._pending)  # the server waited for it, so it came before its turn
+            heappop(self._pending)  # it was trained early, because the server waited for it
         waiting = sum(t.outcome is not None for t in self._tasks.values())
         if not self._pending or self._pending[0][1].order[0] >= self.horizon or waiting >= self.ahead:
             return None
@@ -197,7 +197,7 @@ class WorkerPool:
                 f"failed {max(task.failures, task.handed_back)} times: {reason}"
             )
 
-    def _mend_and_feed(self) -> None:
+    def _repair_and_feed(self) -> None:
         """Replace dead workers; only in the main thread, so that no torch call is interrupted by the fork."""
         dead = [i for i, w in enumerate(self._workers) if not w.alive]
         for i in dead:
@@ -205,7 +205,7 @@ class WorkerPool:
             self._workers[i].connection.close()
             self._workers[i] = self._fork()
         if dead:
-            self._wake.send_bytes(b"listen anew")
+            self._wake.send_bytes(b"listen again")
         self._feed()
 
     def _fork(self) -> _Worker:
@@ -216,7 +216,9 @@ class WorkerPool:
         arguments = (self.work, theirs, [ours, *others], rows)
         process = context.Process(target=serve, args=arguments, daemon=True, name="feddle-worker")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forking beside a thread: ours holds no lock
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # about forks in a process with threads; our thread holds no lock
             process.start()
         theirs.close()
         return _Worker(process, ours, rows)

@@ -1,4 +1,4 @@
-"""How this machine is used best by one training process."""
+"""Settings of this machine that make a training process fast and its results repeatable."""
 
 import ctypes
 import platform
@@ -26,10 +26,10 @@ outputs.float().sum().backward()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread: faster for small models, and sums come in one order, so results repeat bit for bit.
+    """Use one torch thread: it is faster for small models, and a fixed order of summation makes results repeatable.
 
-    Numbers below 1e-38 count as zero meanwhile: they take a processor several times as long, and a client that knows
-    its few classes by heart has gradients full of them.
+    Numbers below 1e-38 are flushed to zero. A processor takes several times as long for them, and a client that has
+    memorised its few classes has gradients full of them.
     """
     threads, flushed = torch.get_num_threads(), _flushes_denormals()
     torch.set_num_threads(1)
@@ -43,13 +43,13 @@ def one_thread() -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether the processor takes the smallest numbers for zero in this thread; torch can set that, not tell it."""
+    """Whether this thread flushes the smallest numbers to zero; torch can set this, but not report it."""
     return not (torch.full((1,), 1e-39) * torch.ones(1)).item()
 
 
 @cache
 def _keep_freed_pages() -> None:
-    """Have glibc keep freed memory: each batch would else fault the same pages in again."""
+    """Make glibc keep freed memory; otherwise each batch faults the same pages in again."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(2**31 - 1))
@@ -58,9 +58,9 @@ def _keep_freed_pages() -> None:
 
 @cache
 def require_bfloat16() -> None:
-    """Refuse bfloat16 where the CPU dies of it: some virtual machines announce AMX and do not run it.
+    """Refuse bfloat16 if this CPU cannot run it: some virtual machines announce AMX but do not support it.
 
-    An illegal instruction ends the process, so a child takes a training step first.
+    An illegal instruction ends the process, so a child process tries a training step first.
     """
     done = subprocess.run([sys.executable, "-c", _BFLOAT16_STEP], capture_output=True, text=True)  # noqa: S603
     if done.returncode:

@@ -1,5 +1,6 @@
 """Objectives: the losses that a search minimises on the server's data."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field
@@ -13,7 +14,7 @@ from feddle.data.examples import Examples, draw
 from feddle.options import Options, choice
 from feddle.training.parts import Parts
 from feddle.training.surrogate import ClustersOptions, RotationOptions, SurrogateOptions
-from feddle.training.train import Loss
+from feddle.training.train import Loss, loss_and_gradient
 
 
 class TaskOptions(Options):
@@ -46,7 +47,7 @@ ObjectiveOptions = Annotated[
 
 
 def default_objective(parts: Parts) -> AnyObjective:
-    """The paper's: the clients' loss on in-domain data, a surrogate head on other data."""
+    """The paper's choice: the clients' loss on in-domain data, a surrogate head on other data."""
     return SurrogateOptions() if parts.out_of_domain else TaskOptions()
 
 
@@ -55,28 +56,22 @@ def _on_model(parts: Parts, examples: Examples, loss: Loss) -> "TaskObjective":
     return TaskObjective(bench.model, bench.layout, examples, loss, samples_per_round=parts.samples_per_round)
 
 
+@dataclass(eq=False)
 class TaskObjective:
     """A loss on the outputs of the clients' model: their own loss, or one that needs no labels.
 
     Each call sets the model's weights. The model runs in eval mode, so that BatchNorm uses the merged statistics and a
-    batch of one is no special case. A search uses all examples, or a seeded sample of them.
+    batch of one example works. A search uses all examples, or a seeded sample of them.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        examples: Examples,
-        loss: Loss = F.cross_entropy,
-        *,
-        samples_per_round: int | None = None,
-    ) -> None:
-        self.model = model
-        self.layout = layout
-        self.examples = examples
-        self.loss = loss
-        self.samples_per_round = samples_per_round
-        self._current = examples
+    model: nn.Module
+    layout: Layout
+    examples: Examples
+    loss: Loss = F.cross_entropy
+    samples_per_round: int | None = None
+
+    def __post_init__(self) -> None:
+        self._current = self.examples
 
     def begin(self, start: Weights, seed: int) -> None:  # noqa: ARG002
         """Choose the examples of a search."""
@@ -86,15 +81,9 @@ class TaskObjective:
         return len(self._current)
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
-        """See `core.search.Objective`."""
-        self.layout.write(self.model, point)
-        self.model.eval()
-        self.model.zero_grad(set_to_none=True)
-        inputs, targets = self._current.take(examples)
-        device = point.vector.device
-        value = self.loss(self.model(inputs.to(device)), targets.to(device))
-        value.backward()  # type: ignore[no-untyped-call]
-        return value.item(), self.layout.read_grad(self.model)
+        """The mean loss on these examples, and its gradient (d,)."""
+        inputs, targets = (part.to(point.vector.device) for part in self._current.take(examples))
+        return loss_and_gradient(self.model, self.layout, point, lambda: self.loss(self.model(inputs), targets))
 
 
 def entropy(outputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001

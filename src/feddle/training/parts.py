@@ -1,4 +1,4 @@
-"""What options build their objects from."""
+"""The inputs from which the options of a method build its objects."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +12,22 @@ from feddle.training.workbench import Workbench
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The numbers of a plan, the server's model and the server's data, as the options of a method need them."""
+    """The numbers of a plan, the server's model and the server's data."""
 
     method: str  # its name, for error messages
     bench: Workbench
     recipe: Recipe  # how clients train
     seed: int
     rounds: int
-    clients: int  # J, all clients
-    per_round: int  # N, the clients sampled each round
+    clients: int  # number of clients (J)
+    per_round: int  # number of clients sampled per round (N)
     server: Examples | None = None
-    out_of_domain: str | None = None  # the data set of the server's examples, if it is not the clients'
-    server_classes: int | None = None  # number of classes of the server's labels, if they are not the clients'
-    samples_per_round: int | None = None  # how many of the server's examples a round uses at most
+    out_of_domain: str | None = None  # name of the server's data set, if it differs from the clients'
+    server_classes: int | None = None  # number of classes of the server's labels, if it differs from the clients'
+    samples_per_round: int | None = None  # largest number of the server's examples used per round
     device: str = "cpu"
     scratch: Path | None = None  # a folder for what does not fit in memory
-    observe: Observer | None = None  # looks at every search, for diagnostics
+    observe: Observer | None = None  # called with every search, for diagnostics
 
     def server_data(self, *, labelled: bool = True) -> Examples:
         """The server's examples; with `labelled`, their labels must be those of the clients' task."""
@@ -44,7 +44,7 @@ class Parts:
 
     @property
     def classes(self) -> int:
-        """Number of classes of the server's labels: by default as many as the model distinguishes."""
+        """Number of classes of the server's labels: by default the number of classes of the model."""
         head = self.bench.layout.head_name
         if self.server_classes is not None or head is None:
             return self.server_classes or 0

@@ -1,11 +1,11 @@
-"""Guiding the merge with data that is not of the clients' task.
+"""Guiding the merge with data of another task than the clients'.
 
 A fresh linear head θ predicts the server's own labels from the representations of the clients' model. θ is fitted at
 the point where a search starts, and stays fixed while the search moves the body of the model.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, Relabelled, Rotated, draw
 from feddle.options import Count, NonNegative, Options
 from feddle.training.parts import Parts
+from feddle.training.train import loss_and_gradient
 
 Represent = Callable[[Examples], Tensor]
 
@@ -61,21 +62,21 @@ class Rotations:
 
 @dataclass(eq=False)
 class ClustersState:
-    """The centres (classes, features), kept so that a cluster keeps its meaning from search to search."""
+    """The centres (classes, features); kept between searches, so that a cluster keeps its meaning."""
 
     centres: Tensor | None = None
 
 
+@dataclass(frozen=True, eq=False)
 class Clusters:
-    """The cluster of the representations that an example is in (k-means): needs no labels."""
+    """The cluster to which the representation of an example belongs (k-means): needs no labels."""
 
-    def __init__(self, classes: int, steps: int = 10) -> None:
-        self.classes = classes
-        self.steps = steps
-        self.state = ClustersState()
+    classes: int
+    steps: int = 10
+    state: ClustersState = field(default_factory=ClustersState)
 
     def __call__(self, examples: Examples, represent: Represent, seed: int) -> Examples:
-        """Each example with the nearest centre, after a few steps of k-means."""
+        """Each example with its nearest centre, after a few steps of k-means."""
         points, centres = F.normalize(represent(examples)), self.state.centres
         if centres is None:
             first = torch.randperm(len(points), generator=torch_generator(seed))[: self.classes]
@@ -96,15 +97,9 @@ class _HeadOptions(Options):
     head_decay: NonNegative = Field(1e-4, description="weight decay of the surrogate head")
 
     def _objective(self, parts: Parts, targets: Targets) -> Objective:
-        bench = parts.bench
+        bench, examples, sample = parts.bench, parts.server_data(labelled=False), parts.samples_per_round
         return SurrogateObjective(
-            bench.model,
-            bench.layout,
-            parts.server_data(labelled=False),
-            targets,
-            samples_per_round=parts.samples_per_round,
-            head_steps=self.head_steps,
-            head_decay=self.head_decay,
+            bench.model, bench.layout, examples, targets, sample, self.head_steps, self.head_decay
         )
 
 
@@ -141,48 +136,40 @@ class ClustersOptions(_HeadOptions):
 
 @dataclass(eq=False)
 class SurrogateState:
-    """What is kept from one search to the next: θ (classes, features + 1), the last column a bias, and the targets'."""
+    """Kept between searches: θ (classes, features + 1), whose last column is the bias, and the state of the targets."""
 
     theta: Tensor | None
     targets: Any
 
 
+@dataclass(eq=False)
 class SurrogateObjective:
     """The loss of a fresh linear head θ on the representations of the clients' model.
 
-    Its gradient is zero on the clients' own head, which still moves with the coefficients. θ is kept from one search
-    to the next, so that a few steps of L-BFGS are enough: the loss is convex in θ.
+    Its gradient is zero on the clients' own head, which still moves with the coefficients. Each search starts from the
+    θ of the search before. The loss is convex in θ, so a few steps of L-BFGS are enough.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layout: Layout,
-        examples: Examples,
-        targets: Targets,
-        *,
-        samples_per_round: int | None = None,
-        head_steps: int = 20,
-        head_decay: float = 1e-4,
-    ) -> None:
-        if layout.head_name is None:
+    model: nn.Module
+    layout: Layout
+    examples: Examples
+    targets: Targets
+    samples_per_round: int | None = None
+    head_steps: int = 20
+    head_decay: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.layout.head_name is None:
             raise FeddleError("out-of-domain guidance replaces the model's last linear layer, but the model has none")
-        self.model = model
-        self.layout = layout
-        self.examples = examples
-        self.targets = targets
-        self.samples_per_round = samples_per_round
-        self.head_steps = head_steps
-        self.head_decay = head_decay
-        self._head = model.get_submodule(layout.head_name)
-        self._current = examples
-        self.state = SurrogateState(None, getattr(targets, "state", None))
+        self._head = self.model.get_submodule(self.layout.head_name)
+        self._current = self.examples
+        self.state = SurrogateState(None, getattr(self.targets, "state", None))
 
     def __len__(self) -> int:
         return len(self._current)
 
     def begin(self, start: Weights, seed: int) -> None:
-        """Choose the examples of a search, and fit θ to how `start` represents them."""
+        """Choose the examples of a search, and fit θ to their representations at `start`."""
         self.layout.write(self.model, start)
         self.model.eval()
         chosen = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"))
@@ -192,17 +179,15 @@ class SurrogateObjective:
         self._fit(_with_bias(features), labels.to(features.device))
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
-        """See `core.search.Objective`."""
+        """The mean loss on these examples, and its gradient (d,)."""
         theta = self.state.theta
         assert theta is not None, "begin comes first"
-        self.layout.write(self.model, point)
-        self.model.eval()
-        self.model.zero_grad(set_to_none=True)
-        inputs, labels = self._current.take(examples)
-        features = self._represent(inputs.to(point.vector.device))
-        value = F.cross_entropy(_with_bias(features) @ theta.T, labels.to(features.device))
-        value.backward()  # type: ignore[no-untyped-call]
-        return value.item(), self.layout.read_grad(self.model)
+        inputs, labels = (part.to(point.vector.device) for part in self._current.take(examples))
+
+        def loss() -> Tensor:
+            return F.cross_entropy(_with_bias(self._represent(inputs)) @ theta.T, labels)
+
+        return loss_and_gradient(self.model, self.layout, point, loss)
 
     def _fit(self, features: Tensor, labels: Tensor) -> None:
         before = self.state.theta

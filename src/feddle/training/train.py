@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from feddle.core.batches import mini_batches
+from feddle.core.batches import in_order, mini_batches
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
@@ -38,7 +38,7 @@ class Recipe(Options):
     )
 
     def lasting(self, epochs: int) -> "Recipe":
-        """The same for another number of epochs."""
+        """The same recipe with another number of epochs."""
         return self.model_copy(update={"epochs": epochs})
 
     def make_optimizer(self, model: nn.Module) -> Optimizer:
@@ -47,7 +47,7 @@ class Recipe(Options):
         return make_optimizer(self.optimizer, parameters, lr=self.lr, weight_decay=self.weight_decay)
 
     def arithmetic(self, device: torch.device) -> AbstractContextManager[object]:
-        """What a forward pass runs in: bfloat16 is torch's autocast, the weights stay float32."""
+        """The context of a forward pass: for bfloat16 torch's autocast, which leaves the weights in float32."""
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -61,10 +61,10 @@ def train(
     loss: Loss = F.cross_entropy,
     optimizer: Optimizer | None = None,
 ) -> float | None:
-    """Train in place; return the mean loss of the last epoch, None if nothing could be trained.
+    """Train in place; return the mean loss of the last epoch, or None if no batch was large enough to train on.
 
-    The optimiser is a fresh one of the recipe unless one is given. BatchNorm cannot be trained on one image: with such
-    layers a last batch of one is left out.
+    Without `optimizer`, the recipe makes a fresh one. BatchNorm cannot be trained on a single example, so a model with
+    such layers skips a last batch of one.
     """
     model.train()
     optimizer = optimizer or recipe.make_optimizer(model)
@@ -111,9 +111,21 @@ def train_client(
     return Update(job, end.vector.sub_(start.vector), end.buffers, len(examples), metrics, layout.digest)
 
 
+def loss_and_gradient(
+    model: nn.Module, layout: Layout, point: Weights, loss: Callable[[], Tensor]
+) -> tuple[float, Tensor]:
+    """The value of `loss()`, which runs the model, and its gradient (d,) at `point`; in eval mode."""
+    layout.write(model, point)
+    model.eval()
+    model.zero_grad(set_to_none=True)
+    value = loss()
+    value.backward()  # type: ignore[no-untyped-call]
+    return value.item(), layout.read_grad(model)
+
+
 @dataclass(frozen=True)
 class Score:
-    """How a model does on examples: mean loss, and accuracy as a fraction."""
+    """The quality of a model on examples: mean loss, and accuracy as a fraction."""
 
     loss: float
     accuracy: float
@@ -125,11 +137,9 @@ def evaluate(model: nn.Module, examples: Examples, loss: Loss = F.cross_entropy,
     model.eval()
     device = next(model.parameters()).device
     total, correct = 0.0, 0
-    for first in range(0, len(examples), batch_size):
-        index = torch.arange(first, min(first + batch_size, len(examples)))
-        inputs, targets = examples.take(index)
-        targets = targets.to(device)
-        outputs = model(inputs.to(device))
+    for index in in_order(len(examples), batch_size):
+        inputs, targets = (part.to(device) for part in examples.take(index))
+        outputs = model(inputs)
         total += loss(outputs, targets).item() * len(index)
         correct += int((outputs.argmax(1) == targets).sum())
     return Score(total / len(examples), correct / len(examples))

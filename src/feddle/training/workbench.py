@@ -1,4 +1,4 @@
-"""A model to compute on, whose weights are set for each use."""
+"""The model that the server computes with."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from feddle.core.batches import in_order
 from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import global_seed
 from feddle.data.examples import Examples
@@ -15,21 +16,16 @@ from feddle.training.train import Loss, Recipe, train
 
 @dataclass(frozen=True, eq=False)
 class Workbench:
-    """The server's model and the layout that its weights are told in."""
+    """The server's model, the layout of its weights, and its loss; every use sets the weights first."""
 
     model: nn.Module
     layout: Layout
     loss: Loss = F.cross_entropy
 
     def fit(
-        self,
-        start: Weights,
-        examples: Examples,
-        recipe: Recipe,
-        seed: int,
-        optimizer: Optimizer | None = None,
+        self, start: Weights, examples: Examples, recipe: Recipe, seed: int, optimizer: Optimizer | None = None
     ) -> Weights:
-        """The weights after training on examples from `start`; the optimiser is fresh unless it is given."""
+        """The weights after training on examples from `start`; without `optimizer`, the recipe makes a fresh one."""
         self.layout.write(self.model, start)
         with global_seed(seed):
             train(self.model, examples, recipe, seed, self.loss, optimizer)
@@ -40,9 +36,5 @@ class Workbench:
         """The model's outputs (n, classes) for all examples, in eval mode."""
         self.layout.write(self.model, weights)
         self.model.eval()
-        device = weights.vector.device
-        batches = []
-        for first in range(0, len(examples), batch_size):
-            index = torch.arange(first, min(first + batch_size, len(examples)))
-            batches.append(self.model(examples.take(index)[0].to(device)))
-        return torch.cat(batches)
+        batches = (examples.take(index)[0] for index in in_order(len(examples), batch_size))
+        return torch.cat([self.model(batch.to(weights.vector.device)) for batch in batches])

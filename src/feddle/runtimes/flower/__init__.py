@@ -1,1 +1,1 @@
-"""A federation on a real network: what passes over it, and who takes part."""
+"""A federation on a real network: its messages, its nodes and its rounds."""

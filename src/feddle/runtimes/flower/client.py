@@ -1,4 +1,4 @@
-"""What a node does with a job; imported anew for each, so it imports little."""
+"""Training on a node; every job starts a new process, so this module imports little."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ Data = Examples | Dataset[Any]
 def client_app(
     model: Callable[[], nn.Module], data: Callable[[Context], Data], loss: Loss = F.cross_entropy
 ) -> ClientApp:
-    """A ClientApp that trains `model()` on `data(context)`; the server says how."""
+    """A ClientApp that trains `model()` on `data(context)` with the settings that the server sends."""
     app = ClientApp()
 
     @app.train()
@@ -34,16 +34,16 @@ def client_app(
 
 
 def train_job(message: Message, model: nn.Module, data: Data, loss: Loss = F.cross_entropy) -> Message:
-    """The reply to a job: for a ClientApp of your own, in its `@app.train()`."""
+    """Train a job and return the reply; call it in the `@app.train()` of a custom ClientApp."""
     order, layout = read_order(message), Layout.of(model)
     if layout.digest != order.digest:
         raise FeddleError(
-            f"this client's model is not the server's (layout {layout.digest[:12]}…, the server's is "
+            f"this client's model differs from the server's (its layout is {layout.digest[:12]}…, the server's is "
             f"{order.digest[:12]}…); run the same app with the same model on both"
         )
     examples = as_examples(data)
     if not len(examples):
-        raise FeddleError("this client has no examples to train on; give it data, or take the node away")
+        raise FeddleError("this client has no examples to train on; give it data, or remove the node")
     device = next(model.parameters()).device
     start = Weights(order.start.vector.to(device), order.start.buffers.to(device))
     seed = seed_for(order.seed, "train", order.job.client, order.job.number)

@@ -1,4 +1,4 @@
-"""The nodes that take part, and how they are doing."""
+"""The nodes that take part, and the state of each."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,33 +14,33 @@ _LONGEST_COOLDOWN = 16  # times the shortest
 
 @dataclass
 class Node:
-    """A node of the network; `client` is the number that jobs know it by, in the order in which nodes first came."""
+    """A node of the network; `client` is its number in jobs, counted in the order in which nodes first connected."""
 
     id: int
     client: int
     connected: bool = True
     job: Job | None = None  # under way
-    waits: bool = False  # for the merge that takes in its update: until then there is nothing new to start from
-    ready_at: float = 0.0  # it cools down until then
-    was_gone: bool = False  # since its last job began, which was then lost
+    waits: bool = False  # for the merge that uses its update: until then there is no newer model to start from
+    ready_at: float = 0.0  # end of its cooldown
+    was_gone: bool = False  # it was disconnected since its last job began, so the job was lost
     overdue: bool = False  # its last job was given up, and may still be running there
     failures: int = 0  # in a row
     done: int = 0
     failed: int = 0
     staleness: int | None = None  # of its last update
-    why: str = ""  # its last job came to nothing
+    why: str = ""  # reason why its last job ended without an update
 
     def begin(self, job: Job) -> None:
-        """A job is sent."""
+        """Note that a job was sent to it."""
         self.job, self.was_gone = job, False
 
     def succeed(self, staleness: int) -> None:
-        """Its update was accepted."""
+        """Note that its update was accepted."""
         self.job, self.waits, self.failures, self.staleness, self.why = None, True, 0, staleness, ""
         self.done += 1
 
     def fail(self, now: float, cooldown: float, why: str) -> None:
-        """Its job came to nothing: it cools down, longer each time."""
+        """Note that its job ended without an update; its cooldown doubles with each failure in a row."""
         self.ready_at = now + cooldown * min(2**self.failures, _LONGEST_COOLDOWN)
         self.job, self.why = None, why
         self.failures += 1
@@ -51,7 +51,7 @@ class Node:
         return self.connected and not (self.job or self.waits or self.overdue) and self.ready_at <= now
 
     def state(self, now: float) -> str:
-        """How it is doing, in a word."""
+        """Its state as a word for the operator."""
         if not self.connected:
             return "gone"
         if self.job is not None:
@@ -63,16 +63,21 @@ class Node:
         return "cooling down" if self.ready_at > now else "idle"
 
 
+@dataclass(eq=False)
 class Roster:
-    """All nodes that ever came, at most so many: a client's number lasts as long as its node's id."""
+    """All nodes that ever connected, at most `limit`; a node keeps its client number as long as it keeps its id."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.nodes: dict[int, Node] = {}
-        self.turned_away: set[int] = set()
+    limit: int
+    nodes: dict[int, Node] = field(default_factory=dict)
+    turned_away: set[int] = field(default_factory=set)
+
+    @property
+    def connected(self) -> int:
+        """Number of nodes that are connected now."""
+        return sum(node.connected for node in self.nodes.values())
 
     def connect(self, ids: Iterable[int]) -> list[int]:
-        """These are connected now, and no others; returns those that are turned away for the first time."""
+        """Set which nodes are connected now; return the ids that are turned away for the first time."""
         connected = set(ids)
         new = sorted(connected - self.nodes.keys() - self.turned_away)
         free = max(0, self.limit - len(self.nodes))
@@ -86,11 +91,11 @@ class Roster:
         return new[free:]
 
     def idle(self, now: float) -> list[Node]:
-        """Those that can be given a job, by number."""
+        """The nodes that can be given a job, by client number."""
         return [node for node in self.nodes.values() if node.is_idle(now)]
 
     def merged(self) -> None:
-        """There is a new version to start from."""
+        """Note that there is a new version to start from."""
         for node in self.nodes.values():
             node.waits = False
 
@@ -98,7 +103,7 @@ class Roster:
         """Every node as JSON values."""
         return [
             {
-                "node": str(node.id),  # too long a number for JavaScript
+                "node": str(node.id),  # the number is too long for JavaScript
                 "client": node.client,
                 "state": node.state(now),
                 "version": None if node.job is None else node.job.version,
@@ -112,23 +117,22 @@ class Roster:
 
     @property
     def state(self) -> "RosterState":
-        """What is saved: who has which number, and their counts."""
-        return RosterState([_Row(_signed(node.id), node.done, node.failed) for node in self.nodes.values()])
+        """The part that is saved: ids by client number, and counts."""
+        nodes = self.nodes.values()
+        return RosterState([_Row((node.id + 2**63) % 2**64 - 2**63, node.done, node.failed) for node in nodes])
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Continue from a saved state: nobody has a job, and nobody is known to be connected."""
+        """Continue from a saved state: no node has a job, and none is known to be connected."""
         state = RosterState()
         load(state, saved)
-        nodes = [
-            Node(row.id % 2**64, client, connected=False, done=row.done, failed=row.failed)
-            for client, row in enumerate(state.nodes)
-        ]
-        self.nodes = {node.id: node for node in nodes}
+        for client, row in enumerate(state.nodes):
+            node = Node(row.id % 2**64, client, connected=False, done=row.done, failed=row.failed)
+            self.nodes[node.id] = node
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A node in a checkpoint; its id is an unsigned number of 64 bits, kept as a signed one."""
+    """A node in a checkpoint; its id, an unsigned number of 64 bits, is stored as a signed one."""
 
     id: int
     done: int
@@ -137,10 +141,6 @@ class _Row:
 
 @dataclass(eq=False)
 class RosterState:
-    """The nodes by their client number."""
+    """The nodes in the order of their client numbers."""
 
     nodes: list[_Row] = field(default_factory=list)
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number

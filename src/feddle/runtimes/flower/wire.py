@@ -1,8 +1,8 @@
-"""What passes over the network: arrays and plain values, bounded and looked at before they are read."""
+"""The messages: arrays and plain values; their size and format are checked before they are read."""
 
 from dataclasses import asdict, dataclass
 from io import BytesIO
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,18 +14,18 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.training.train import Recipe
 
-_NUMPY = "numpy.ndarray"  # how Flower calls the .npy format
-_BESIDE = 4096  # bytes that a message may have beside the numbers of the model: the headers of its arrays
+_NUMPY = "numpy.ndarray"  # Flower's name for the .npy format
+_HEADERS = 4096  # bytes that a message may have besides the numbers of the model, for the headers of its arrays
 _LONGEST_TEXT = 200
 
 
 class UnreadableError(FeddleError):
-    """A reply that holds no update; its text is the reason under which it is counted."""
+    """A reply without a readable update; its text is the reason under which it is counted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What a client is to do: a job, the model that it starts from, and how to train it."""
+    """A job for a client: the model that it starts from, and how to train it."""
 
     job: Job
     start: Weights
@@ -43,7 +43,7 @@ def order_message(order: Order, node: int, ttl: float) -> Message:
 
 
 def read_order(message: Message) -> Order:
-    """The order in a message of the server's."""
+    """The order in a message from the server."""
     try:
         model, facts = message.content.array_records["model"], dict(message.content.config_records["order"])
         job = Job(*(_int(facts.pop(name)) for name in ("client", "number", "version")))
@@ -52,13 +52,13 @@ def read_order(message: Message) -> Order:
         return Order(job, start, digest, Recipe.model_validate(facts), seed)
     except (KeyError, TypeError, ValueError) as error:
         raise FeddleError(
-            f"expected an order of feddle's server, but {type(error).__name__}: {error}; "
+            f"expected an order from a feddle server, got {type(error).__name__}: {error}; "
             "run the same version of feddle on the server and on the clients"
         ) from error
 
 
 def update_message(update: Update, order: Message) -> Message:
-    """The reply that brings an update back."""
+    """The reply that carries an update."""
     arrays = {"delta": _array(update.delta), "buffers": _array(update.buffers)}
     facts: dict[str, int | float] = {"examples": update.num_examples, **update.metrics}
     content = RecordDict(
@@ -72,19 +72,17 @@ def update_message(update: Update, order: Message) -> Message:
 
 
 def read_update(message: Message, job: Job, model: Weights) -> Update:
-    """The update in the reply to a job; it can be anything but larger than the model, and is still to be checked.
+    """The update in the reply to a job: not larger than the model, but its values are not checked yet.
 
-    Whose job it is, the reply does not say: the server knows whom it sent what.
+    The job is not read from the reply: the server knows which job it sent to which node.
     """
-    content = message.content
-    if set(content) != {"update", "facts", "layout"}:
+    parts = [message.content.get(name) for name in ("update", "facts", "layout")]
+    if len(message.content) != 3 or [type(part) for part in parts] != [ArrayRecord, MetricRecord, ConfigRecord]:
         raise UnreadableError("no update")
-    arrays, facts, layout = content["update"], content["facts"], content["layout"]
-    if not (isinstance(arrays, ArrayRecord) and isinstance(facts, MetricRecord) and isinstance(layout, ConfigRecord)):
-        raise UnreadableError("no update")
+    arrays, facts, layout = cast("tuple[ArrayRecord, MetricRecord, ConfigRecord]", parts)
     if set(arrays) != {"delta", "buffers"} or set(layout) != {"digest"} or len(facts) > 2:
         raise UnreadableError("no update")
-    if sum(len(array.data) for array in arrays.values()) > model.num_bytes + _BESIDE:
+    if sum(len(array.data) for array in arrays.values()) > model.num_bytes + _HEADERS:
         raise UnreadableError("too large")
     try:
         delta, buffers = _tensor(arrays["delta"]), _tensor(arrays["buffers"])
@@ -104,10 +102,10 @@ def _array(tensor: Tensor) -> Array:
 def _tensor(array: Array) -> Tensor:
     """The vector of floats in an array.
 
-    Flower's own reader makes room for whatever the header promises; here the bytes that came must fit it first.
+    Flower's own reader allocates whatever size the header claims. Here the header must fit the bytes that arrived.
     """
     if array.stype != _NUMPY:
-        raise ValueError(f"expected an array of numpy's, got {array.stype[:_LONGEST_TEXT]!r}")
+        raise ValueError(f"expected a numpy array, got {array.stype[:_LONGEST_TEXT]!r}")
     stream = BytesIO(array.data)
     try:
         if np.lib.format.read_magic(stream) != (1, 0):

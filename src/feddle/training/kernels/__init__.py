@@ -1,7 +1,7 @@
-"""Own kernels for pooling and optimisers: bit-identical to torch's and faster.
+"""Custom kernels for pooling and optimisers: faster than torch's, with bit-identical results.
 
-Other packages use the functions below and never the modules behind them, and private names of torch appear nowhere
-else. `FEDDLE_KERNELS=off` in the environment selects torch's own modules and optimisers instead.
+Other packages use only the functions below. Private names of torch appear only in this package. The environment
+variable `FEDDLE_KERNELS=off` selects torch's own modules and optimisers instead.
 """
 
 import os
@@ -20,10 +20,10 @@ __all__ = ["Optimizer", "count_changes", "make_optimizer", "own_kernels", "poole
 
 @cache
 def own_kernels() -> bool:
-    """Whether the own kernels are used: FEDDLE_KERNELS is `on` (the default) or `off`."""
+    """Whether the custom kernels are used: FEDDLE_KERNELS is `on` (the default) or `off`."""
     switch = os.environ.get("FEDDLE_KERNELS", "on")
     if switch not in ("on", "off"):
-        raise FeddleError(f"FEDDLE_KERNELS is on or off, got {switch!r}")
+        raise FeddleError(f"expected FEDDLE_KERNELS to be on or off, got {switch!r}; set it to one of them")
     return switch == "on"
 
 
@@ -39,9 +39,9 @@ def pooled_relu() -> nn.Module:
 def make_optimizer(
     name: Literal["adam", "sgd"], parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float
 ) -> Optimizer:
-    """A new optimiser; Adam has its usual moments, and SGD no momentum."""
+    """A new optimiser: Adam with its usual moments, or SGD without momentum."""
     if own_kernels():
-        return (Adam if name == "adam" else SGD)(parameters, lr=lr, weight_decay=weight_decay)
+        return (Adam if name == "adam" else SGD)(list(parameters), lr, weight_decay)
     make = torch.optim.Adam if name == "adam" else torch.optim.SGD
     return TorchOptimizer(make(parameters, lr=lr, weight_decay=weight_decay, fused=True))
 

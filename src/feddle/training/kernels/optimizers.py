@@ -4,8 +4,9 @@ The classes of `torch.optim` give bit-identical results, but their first step im
 second in every process. Only L-BFGS (`search: lbfgs`, the surrogate head) requires it.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from feddle.core.errors import FeddleError
 
 _STATE = ("step", "exp_avg", "exp_avg_sq")  # torch.optim's names
+_ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
+_SGD: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False}
 
 
 class Optimizer(Protocol):
@@ -28,18 +31,18 @@ class Optimizer(Protocol):
         """Continue from a saved state."""
 
 
+@dataclass(eq=False)
 class Adam:
     """Adam (Kingma & Ba) with its usual moments; weight decay is added to the gradient."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> None:
-        self.parameters = list(parameters)
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self._state: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    parameters: Sequence[nn.Parameter]
+    lr: float
+    weight_decay: float = 0.0
+    _state: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict, init=False)
 
     @torch.no_grad()
     def step(self) -> None:
-        """See `Optimizer`."""
+        """Take one step."""
         for places, parameters, gradients in _reached(self.parameters):
             for i, parameter in zip(places, parameters, strict=True):
                 if i not in self._state:
@@ -47,82 +50,58 @@ class Adam:
                     self._state[i] = step, torch.zeros_like(parameter), torch.zeros_like(parameter)
             steps, means, squares = (list(kept) for kept in zip(*(self._state[i] for i in places), strict=True))
             torch._foreach_add_(steps, 1)
-            torch._fused_adam_(
-                parameters,
-                gradients,
-                means,
-                squares,
-                [],
-                steps,
-                lr=self.lr,
-                beta1=0.9,
-                beta2=0.999,
-                weight_decay=self.weight_decay,
-                eps=1e-8,
-                amsgrad=False,
-                maximize=False,
-            )
+            settings = {**_ADAM, "lr": self.lr, "weight_decay": self.weight_decay}
+            torch._fused_adam_(parameters, gradients, means, squares, [], steps, **settings)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """See `Optimizer`."""
+        """A copy of the moments of each parameter."""
         kept = self._state.items()
         return {f"{i}.{name}": tensor.clone() for i, state in kept for name, tensor in zip(_STATE, state, strict=True)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Optimizer`."""
+        """Continue from a saved state."""
         self._state = _read_state(self.parameters, state)
 
 
+@dataclass(frozen=True, eq=False)
 class SGD:
     """Gradient descent without momentum; weight decay is added to the gradient."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0) -> None:
-        self.parameters = list(parameters)
-        self.lr = lr
-        self.weight_decay = weight_decay
+    parameters: Sequence[nn.Parameter]
+    lr: float
+    weight_decay: float = 0.0
 
     @torch.no_grad()
     def step(self) -> None:
-        """See `Optimizer`."""
+        """Take one step."""
         for _, parameters, gradients in _reached(self.parameters):
-            torch._fused_sgd_(
-                parameters,
-                gradients,
-                [],
-                lr=self.lr,
-                weight_decay=self.weight_decay,
-                momentum=0.0,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
+            torch._fused_sgd_(parameters, gradients, [], lr=self.lr, weight_decay=self.weight_decay, **_SGD)
 
     def state_dict(self) -> dict[str, Tensor]:
         """SGD has no state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Optimizer`."""
+        """SGD has no state."""
 
 
+@dataclass(frozen=True, eq=False)
 class TorchOptimizer:
-    """An optimiser of `torch.optim` whose state is that of `Adam` or `SGD`, so a run can continue with either."""
+    """An optimiser of `torch.optim`; its state has the format of `Adam` or `SGD`, so a run can switch between them."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
+    optimizer: torch.optim.Optimizer
 
     def step(self) -> None:
-        """See `Optimizer`."""
+        """Take one step."""
         self.optimizer.step()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """See `Optimizer`."""
+        """A copy of the moments of each parameter."""
         kept = self.optimizer.state_dict()["state"].items()
         return {f"{i}.{name}": state[name].clone() for i, state in kept for name in _STATE if name in state}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """See `Optimizer`."""
+        """Continue from a saved state."""
         read = _read_state(self.optimizer.param_groups[0]["params"], state)
         kept = {i: dict(zip(_STATE, tensors, strict=True)) for i, tensors in read.items()}
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": kept})
@@ -131,7 +110,7 @@ class TorchOptimizer:
 def _read_state(
     parameters: Iterable[nn.Parameter], state: Mapping[str, Tensor]
 ) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
-    """Adam's saved state by the number of the parameter, copied."""
+    """A copy of Adam's saved state, by index of the parameter."""
     read = {}
     for i, parameter in enumerate(parameters):
         if f"{i}.{_STATE[0]}" in state:
@@ -141,8 +120,8 @@ def _read_state(
     return read
 
 
-def _reached(parameters: list[nn.Parameter]) -> Iterable[tuple[list[int], list[Tensor], list[Tensor]]]:
-    """Indices, parameters and gradients of the parameters that have a gradient; one group per type, for the kernels."""
+def _reached(parameters: Sequence[nn.Parameter]) -> Iterable[tuple[list[int], list[Tensor], list[Tensor]]]:
+    """The parameters that have a gradient: indices, parameters and gradients, grouped by dtype for the kernels."""
     groups: dict[torch.dtype, tuple[list[int], list[Tensor], list[Tensor]]] = {}
     for i, parameter in enumerate(parameters):
         if parameter.grad is not None:

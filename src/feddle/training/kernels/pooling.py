@@ -1,4 +1,4 @@
-"""2×2 max pooling with a ReLU: one pass over memory in each direction, where torch takes four and clears it first."""
+"""2×2 max pooling with a ReLU: one pass over memory forwards and one backwards, where torch takes four."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from feddle.core.compiled import compiled
 
-_NONE = 4  # which of a square's numbers is the largest: 0 to 3, or none if the ReLU cuts it off
+_NONE = 4  # the largest of a square's four numbers has index 0 to 3; this one means that the ReLU removes it
 _zero, _none = np.float32(0), np.uint8(_NONE)
 _FLOATS, _BYTES = "float32[:,:,:,::1]", "uint8[:,:,:,::1]"
 
@@ -17,8 +17,8 @@ _FLOATS, _BYTES = "float32[:,:,:,::1]", "uint8[:,:,:,::1]"
 class PooledReLU(nn.Module):
     """`ReLU(MaxPool2d(2)(x))`, bit-identical to torch.
 
-    The kernel handles float32 batches in channels_last on the CPU. Function transforms (vmap, jvp), compilers and
-    images with a single channel, which are in every memory format at once, use torch's own functions.
+    The kernel handles float32 batches in channels_last on the CPU. Everything else uses torch's own functions: function
+    transforms (vmap, jvp), compilers, and images with a single channel, which have every memory format at once.
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -55,12 +55,12 @@ class _PooledReLU(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> Tensor:
         (which,) = context.saved_tensors
         height, width = context.shape[2:]
-        if torch.is_grad_enabled():  # a second derivative: in operations that torch can differentiate
+        if torch.is_grad_enabled():  # for a second derivative, use operations that torch can differentiate
             squares = torch.stack([gradient * (which == place) for place in range(_NONE)], dim=2).flatten(1, 2)
             return F.pad(F.pixel_shuffle(squares, 2), (0, width % 2, 0, height % 2))
         spread = torch.empty(context.shape, memory_format=torch.channels_last)
         if height % 2 or width % 2:
-            spread.zero_()  # an odd edge is in no square
+            spread.zero_()  # an odd edge belongs to no square
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         _spread(_channels_last(gradient), _channels_last(which), _channels_last(spread))
         return spread
@@ -79,7 +79,7 @@ def _pool(images, pooled, which):  # type: ignore[no-untyped-def]
                 a, b = images[n, 2 * i, 2 * j], images[n, 2 * i, 2 * j + 1]
                 c, d = images[n, 2 * i + 1, 2 * j], images[n, 2 * i + 1, 2 * j + 1]
                 out, place = pooled[n, i, j], which[n, i, j]
-                for k in range(channels):  # the first of equal numbers wins, and what is not a number
+                for k in range(channels):  # the first of equal numbers wins; NaN wins over every number
                     most, at = a[k], np.uint8(0)
                     if b[k] > most or b[k] != b[k]:
                         most, at = b[k], np.uint8(1)
@@ -99,16 +99,10 @@ def _spread(gradient, which, spread):  # type: ignore[no-untyped-def]
     for n in range(count):
         for i in range(height):
             for j in range(width):
-                # plus zero as in torch, which makes −0 and what is flushed to zero a 0
-                # a loop for each output: with all in one, numba's checks that they do not overlap keep it from vectors
+                # Zero is added as in torch, so that −0 and flushed numbers become 0. Each output has its own loop:
+                # in a joint loop, numba checks that the outputs do not overlap, and does not vectorise.
                 slope, place = gradient[n, i, j], which[n, i, j]
-                a, b = spread[n, 2 * i, 2 * j], spread[n, 2 * i, 2 * j + 1]
-                c, d = spread[n, 2 * i + 1, 2 * j], spread[n, 2 * i + 1, 2 * j + 1]
-                for k in range(channels):
-                    a[k] = slope[k] + _zero if place[k] == np.uint8(0) else _zero
-                for k in range(channels):
-                    b[k] = slope[k] + _zero if place[k] == np.uint8(1) else _zero
-                for k in range(channels):
-                    c[k] = slope[k] + _zero if place[k] == np.uint8(2) else _zero
-                for k in range(channels):
-                    d[k] = slope[k] + _zero if place[k] == np.uint8(3) else _zero
+                for at in range(_NONE):
+                    out, here = spread[n, 2 * i + at // 2, 2 * j + at % 2], np.uint8(at)
+                    for k in range(channels):
+                        out[k] = slope[k] + _zero if place[k] == here else _zero

@@ -1,1 +1,1 @@
-"""A federation to start from: change the model, the clients' data and the server's data, a file each."""
+"""A template: edit model.py, client_data.py and server_data.py."""

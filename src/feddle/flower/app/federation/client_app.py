@@ -1,4 +1,4 @@
-"""The ClientApp: there is nothing to change here."""
+"""The ClientApp; there is no need to change it."""
 
 from feddle.flower import client_app
 from federation.client_data import client_data

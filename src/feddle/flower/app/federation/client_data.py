@@ -1,4 +1,4 @@
-"""A client's data: whatever is on the node. Here each node has its own share of the digits, uneven in its classes."""
+"""A client's data, on the node. In this example each node has its own share of the digits, with uneven classes."""
 
 from flwr.app import Context
 
@@ -8,7 +8,7 @@ from feddle.data.partition import dirichlet
 
 
 def client_data(context: Context) -> Examples:
-    """The share that the node's config names: `--node-config 'partition-id=0 num-partitions=3'`."""
+    """The share that the node's config selects: `--node-config 'partition-id=0 num-partitions=3'`."""
     return share(int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]))
 
 

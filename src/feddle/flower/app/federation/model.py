@@ -1,4 +1,4 @@
-"""The model: any nn.Module. Server and clients make it from this file, so that they have the same."""
+"""The model: any nn.Module. The server and the clients both build it from this file."""
 
 from torch import nn
 

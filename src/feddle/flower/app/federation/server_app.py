@@ -1,4 +1,4 @@
-"""The ServerApp: there is nothing to change here."""
+"""The ServerApp; there is no need to change it."""
 
 from feddle.flower import server_app
 from federation.model import make_model

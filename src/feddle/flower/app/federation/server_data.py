@@ -1,4 +1,4 @@
-"""The server's data: a little that guides the merge, and some that measures accuracy."""
+"""The server's data: a small part guides the merge, the rest measures accuracy."""
 
 import torch
 
@@ -9,12 +9,12 @@ _GUIDING = 100  # of the 359 test images; the others measure accuracy
 
 
 def server_data() -> Examples:
-    """What guides the merge."""
+    """The data that guides the merge."""
     return Selection(_images(), torch.arange(_GUIDING))
 
 
 def held_out_data() -> Examples:
-    """What accuracy is measured on."""
+    """The data on which accuracy is measured."""
     images = _images()
     return Selection(images, torch.arange(_GUIDING, len(images)))
 

@@ -45,7 +45,7 @@ def test_exports_carry_marks_footnotes_and_warnings(tmp_path: Path) -> None:
     for text in (markdown, latex):
         for told in (
             "Quick runs",
-            "CIFAR-10 guides in place of ImageNet",
+            "CIFAR-10 guides instead of ImageNet",
             "Run with rounds=6.",
             "cnn/cifar10/20/feddle-id",
             "no <data> of Mars",
@@ -54,7 +54,7 @@ def test_exports_carry_marks_footnotes_and_warnings(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(grid))))
     lines = {row["method"]: row for row in rows if row["delay_sigma"] == "20" and row["dataset"] == "cifar10"}
     assert lines["fedbuff"]["changed"] == "rounds=6"
-    assert lines["feddle-ood"]["substitute"] == "CIFAR-10 guides in place of ImageNet"
+    assert lines["feddle-ood"]["substitute"] == "CIFAR-10 guides instead of ImageNet"
     assert (lines["feddle-id"]["other_config"], lines["fedbuff"]["other_config"]) == ("1", "0")
     assert (lines["feddle-id"]["source"], lines["fedbuff"]["source"]) == ("aaaaaaaaaaaa unknown", "unknown")
 
@@ -74,7 +74,7 @@ def test_only_cells_in_the_papers_setting_are_compared_with_it(tmp_path: Path) -
     grid = altered(make_grid(tmp_path / "g", CURVES), rounds_changed)
     text = " ".join(lead(grid))  # Center and Feddle-ID twice: 60, 75 and 75 against 80
     assert "0 of 3 cells are within two points of its number, on average 10.0 points below it; 4 more" in text
-    grid = altered(grid, lambda *_: {"substitute": "A stands in for B"})
+    grid = altered(grid, lambda *_: {"substitute": "A guides instead of B"})
     assert "No cell is compared with the paper" in " ".join(lead(grid))
 
 

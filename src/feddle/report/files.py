@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
 from feddle.report.numbers import NONE, Spread, mean_of
@@ -121,11 +122,16 @@ def _tex(text: str) -> str:
 
 
 def to_csv(grid: Grid) -> str:
-    """One line for each cell, with every number of the page and what to know before it is used."""
+    """One line for each cell, with all numbers of the page and the marks and warnings that belong to them."""
     axes = list(grid.record["axes"])
-    rows = [{**{axis: cell.entry["key"].get(axis, "") for axis in axes}, **_columns(grid, cell)} for cell in grid.cells]
+    keys = [{axis: cell.entry["key"].get(axis, "") for axis in axes} for cell in grid.cells]
+    return csv_text([{**key, **_columns(grid, cell)} for key, cell in zip(keys, grid.cells, strict=True)])
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same fields as CSV."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else axes, lineterminator="\n")
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()

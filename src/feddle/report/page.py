@@ -83,7 +83,9 @@ def document(title: str, parts: Sequence[Markup | None], *, refresh: int | None 
 def _grid(grid: Grid, target: float | None) -> list[Markup | None]:
     shown = [panel for panel in grid.panels if panel.runs]
     sections = [section for panel in shown for section in _panel(grid, panel, target)]
-    return [_opening(grid), *sections, _left_out(grid), _configs(grid), _again(grid)]
+    again = "Finished runs are not run again; stopped ones continue. The same cell and seed give the same number. "
+    note = (again if "cells" in grid.record else "") + versions(grid.runs)
+    return [_opening(grid), *sections, _left_out(grid), _configs(grid), commands_section(grid.commands, note.strip())]
 
 
 def _opening(grid: Grid) -> Markup:
@@ -258,19 +260,14 @@ def _made(made: CellRecord) -> str:
     return ", ".join(f"{name} {value}" for name, value in found.items() if value)
 
 
-def _again(grid: Grid) -> Markup:
+def commands_section(commands: Sequence[tuple[str, str]], note: str = "") -> Markup:
+    """The commands that repeat the runs, each with a label."""
     items = [
         element("li", element("span", label) if label else None, element("code", command))
-        for label, command in grid.commands
+        for label, command in commands
     ]
-    text = "Finished runs are not run again; stopped ones continue. The same cell and seed give the same number."
-    note = f"{text if 'cells' in grid.record else ''} {versions(grid.runs)}".strip()
-    return element(
-        "section",
-        element("h2", "Run again"),
-        element("ul", *items, class_="commands"),
-        element("p", note, class_="note") if note else None,
-    )
+    about = element("p", note, class_="note") if note else None
+    return element("section", element("h2", "Run again"), element("ul", *items, class_="commands"), about)
 
 
 def _asset(name: str) -> str:

@@ -198,7 +198,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     first = reproduce(out)
     assert first.code == 0, first.err
     assert "Dir(0.1), σ = 20" in first.text
-    assert "Not the table’s own setting, whatever its heads say: run with data.name=digits" in first.text
+    assert "Not the setting of the table, even where its headings say so: run with data.name=digits" in first.text
     runs = sorted(out.glob("**/result.json"))
     assert len(runs) == 2
     before = {path: path.read_bytes() for path in runs}
@@ -401,7 +401,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text("[]")
     with pytest.raises(FeddleError, match="is damaged"):
         open_folder(tmp_path, load_grid(CNN), quick=True)
-    with pytest.raises(FeddleError, match="run it again, which keeps the runs"):
+    with pytest.raises(FeddleError, match="run the command again, which keeps the runs"):
         read_grid(tmp_path)
 
 
@@ -463,7 +463,7 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     assert "1 cell: no <data> of Mars" in " ".join(document.inside("li"))
     assert any("CIFAR-10 guides instead of ImageNet" in text for text in document.inside("p"))
     assert "feddle x" in document.inside("code")
-    assert any(text.startswith("σ: how late updates come back") for text in document.inside("p"))
+    assert any(text.startswith("σ: delay of the updates in rounds") for text in document.inside("p"))
     assert not re.search(r"https?://|@import|url\(|<link", html)
     assert html.count('class="band') == 2 * 2 * 3  # wide and narrow, two settings, three methods with two seeds
 
@@ -471,10 +471,10 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
 def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     text = " ".join(lead(grid))
-    assert "Feddle-Id reaches 75.0% on average over the settings, 10.0 percentage points ahead of Feddle-Ood" in text
+    assert "Feddle-Id reaches 75.0% on average over the settings, 10.0 percentage points more than Feddle-Ood" in text
     assert "2 of the other 3 are above Center (60.0%)" in text
     assert "7 of 8 cells are finished, 1 left out" in text
-    assert "within two points of its number, on average" in text
+    assert "within two points of its number, and on average" in text
     assert "paper" not in " ".join(lead(make_grid(tmp_path / "q", CURVES, quick=True)))
     nothing = make_grid(tmp_path / "n", {"fedbuff": []})
     assert headline(nothing) == "A & B"

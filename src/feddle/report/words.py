@@ -66,7 +66,7 @@ def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
 
 def lead(grid: Grid) -> list[str]:
     """The result in a few sentences."""
-    shown = grid.panels[:6]
+    shown = [panel for panel in grid.panels if panel.runs][:6]
     sentences = [text for panel in shown for text in (_standing(panel), _noise(grid, panel)) if text]
     paper = "" if grid.quick else _against_the_paper(grid)
     return [text for text in (*sentences, *_unfinished(grid), paper) if text]

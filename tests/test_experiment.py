@@ -483,7 +483,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_result(tiny_file: Path) -> None:
     run = f"{shlex.join(FEDDLE)} run {tiny_file} -q -o rounds=1 -o method=fedavg --out {out}"
     full = run_process("bash", "-c", f"ulimit -f 2; {run}")
     assert (full.code, full.err.count("\n")) == (2, 1), full.err
-    assert f"cannot write to {out}: File too large; to go on once that is mended: feddle resume {out}" in full.err
+    assert f"cannot write to {out}: File too large; to continue once that is fixed: feddle resume {out}" in full.err
     kept = json.loads((out / "result.json").read_text())
     assert (kept["rounds"], kept["finished"]) == (1, False), "the model is missing"
     assert run_feddle("resume", out, "-q").code == 0
@@ -515,7 +515,7 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: 
     _, stderr = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Traceback" not in stderr
-    assert f"what was done is in {out}; to go on: feddle resume {out}\n" in stderr
+    assert f"the rounds so far are in {out}; to continue: feddle resume {out}\n" in stderr
     result = json.loads((out / "result.json").read_text())
     assert not result["finished"]
     assert result["rounds"] == len((out / "history.jsonl").read_text().splitlines()) > 0

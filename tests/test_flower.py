@@ -970,7 +970,7 @@ def test_what_an_operator_sees(tmp_path: Path) -> None:
     text = captured.get()
     assert "feddle: version 3/3, accuracy" in text
     assert "error: out of memory" in text
-    assert "came to nothing: error (" in text
+    assert "lost jobs: error (" in text
 
 
 def test_an_operator_is_told_that_a_server_says_nothing(
@@ -986,14 +986,14 @@ def test_an_operator_is_told_that_a_server_says_nothing(
         display.refresh()
         display.refresh()
         told = capsys.readouterr().err
-        assert f"no word for 100 s from the ServerApp (process {os.getpid()})" in told
-        assert told.count("no word") == 1
+        assert f"no status from the ServerApp (process {os.getpid()}) for 100 s" in told
+        assert told.count("no status") == 1
     with FederationDisplay(tmp_path, since=time.time()) as display:
         display.refresh()
         assert capsys.readouterr().err == "", "another process is being started"
     with (console := Console(width=200)).capture() as captured:
-        console.print(picture(status, "no word for 100 s"))
-    assert "no word for 100 s" in captured.get()
+        console.print(picture(status, "no status for 100 s"))
+    assert "no status for 100 s" in captured.get()
 
 
 def test_an_operator_is_told_word_for_word_and_of_no_damaged_line(
@@ -1045,16 +1045,16 @@ def test_what_goes_on_with_a_run_is_told_with_all_options(tmp_path: Path, monkey
     monkeypatch.setattr("feddle.flower.local.LocalFederation", ShortFederation)
     monkeypatch.setattr("feddle.cli.federation._ASK_EVERY", 0.0)
     try:
-        mended = re.escape(f"; to go on once that is mended: {again}") + "$"
-        assert_refused(f"the disk is full{mended}", "federation", "up", *options)
+        fixed = re.escape(f"; to continue once that is fixed: {again}") + "$"
+        assert_refused(f"the disk is full{fixed}", "federation", "up", *options)
         monkeypatch.setattr(ShortFederation, "run_status", unanswered)
-        assert_refused(f"no answer{mended}", "federation", "up", *options)
+        assert_refused(f"no answer{fixed}", "federation", "up", *options)
         monkeypatch.setattr(ShortFederation, "stop", KeyboardInterrupt)
         stopped = run_feddle("federation", "up", *options)
     finally:
         signal.signal(signal.SIGTERM, previous)
     assert stopped.code == 130
-    assert f"to go on: {again}\n" in stopped.err
+    assert f"to continue: {again}\n" in stopped.err
 
 
 def test_an_app_to_start_from(tmp_path: Path) -> None:
@@ -1063,7 +1063,7 @@ def test_an_app_to_start_from(tmp_path: Path) -> None:
     assert all(file.is_file() for file in files)
     settings = tomllib.loads((tmp_path / "mine" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert make_plan({key: value for key, value in settings.items() if key != "out"}, source="app").rounds == 20
-    assert_refused("is there already", "federation", "new", tmp_path / "mine")
+    assert_refused("exists already", "federation", "new", tmp_path / "mine")
 
 
 @pytest.mark.parametrize(
@@ -1073,7 +1073,7 @@ def test_an_app_to_start_from(tmp_path: Path) -> None:
         ("round=3", "round is not among the settings"),
         ("rounds", "an override is KEY=VALUE"),
         ("rounds=[", "the value of rounds is not valid YAML"),
-        ("out=runs/mine", "the run folder is named with --out"),
+        ("out=runs/mine", "expected the run folder as --out"),
         ("clients.per_round=9", "there are only 3 clients"),
     ],
 )
@@ -1400,7 +1400,7 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
         first.communicate()
     assert first.returncode == 130
     assert "with TLS and authentication" in said
-    assert f"to go on: feddle federation up --nodes 2 --out {out}" in said
+    assert f"to continue: feddle federation up --nodes 2 --out {out}" in said
     assert living_below(out) == []
     before = lines_of(out)
     nodes = (out / "flower" / "nodes.json").read_text()

@@ -154,7 +154,7 @@ def test_data_in_the_place_of_a_config_is_told_apart(tmp_path: Path, name: str) 
     said = run_feddle("run", name)
     assert (said.code, said.err) == (
         2,
-        f"feddle: {name} is no config file; if it is your own data, name it with --data {name}\n",
+        f"feddle: {name} is not a config file; if it is your own data, use --data {name}\n",
     )
 
 

@@ -210,10 +210,10 @@ def test_numbers_are_shown_as_people_say_them() -> None:
 @pytest.mark.parametrize(
     ("accuracies", "head", "said"),
     [
-        ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "ahead of r1 at 75.0%; r2 comes last at 70.0%."),
-        ([0.81, 0.80], "r0 leads by 1.0 points", "r0 reaches 81.0%, 1.0 percentage point ahead of r1"),
-        ([0.5, 0.50001], "r1 and r0 are level", "r1 and r0 end level at 50.0%."),
-        ([0.1, 0.1, 0.1], "All 3 methods are level", "r0, r1 and r2 end level at 10.0%."),
+        ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "r0 reaches 81.0%, 6.0 percentage points more than r1 (75.0%)."),
+        ([0.81, 0.80], "r0 leads by 1.0 points", "r0 reaches 81.0%, 1.0 percentage points more than r1"),
+        ([0.5, 0.50001], "r1 and r0 are equal", "r1 and r0 reach 50.0%."),
+        ([0.1, 0.1, 0.1], "r0, r1 and r2 are equal", "r0, r1 and r2 reach 10.0%."),
         ([0.5, None], "r0 reaches 50.0%", "No evaluation yet: r1."),
         ([None], "No evaluation yet", "No run has been evaluated so far."),
     ],
@@ -228,7 +228,8 @@ def test_the_words_follow_the_numbers(tmp_path: Path, accuracies: list[float | N
 def test_the_setting_names_what_is_shared_and_what_differs(tmp_path: Path) -> None:
     one, two = (make_run(tmp_path / str(seed), f"m{seed}", config={"seed": seed}) for seed in (0, 1))
     assert setting([read_run(one)]) == (
-        "Setting: cifar10, 100 clients (10 a round), Dirichlet α = 0.1, delay σ = 2.5 per job, 80 rounds, seed 0."
+        "Setting: cifar10, 100 clients (10 per round), dirichlet partition with α = 0.1, delay σ = 2.5 per job, "
+        "80 rounds, seed 0."
     )
     assert "80 rounds. The runs differ in seed." in setting([read_run(one), read_run(two)])
     assert {"seed 0", "seed 1"} <= set(Document(written([one, two], tmp_path)).inside("small"))
@@ -306,7 +307,7 @@ def test_the_page_shows_all_parts(tmp_path: Path) -> None:
     assert "25.0%" in document.inside("td")
     assert {"interrupted, round 2", "updates refused: NaN (3)", spent} <= set(document.inside("small"))
     assert f"feddle run '{tmp_path}/r/b c/config.yaml'" in document.inside("code")
-    assert "Results written by feddle 0.1.0, torch 2.13.0." in document.inside("p")
+    assert "Results computed with feddle 0.1.0, torch 2.13.0." in document.inside("p")
     assert [len(drawings(html, kind)) for kind in ("curves", "strip")] == [2, 2]
     assert list((tmp_path / "new" / "place").iterdir()) == [tmp_path / "new" / "place" / "report.html"]
 

@@ -136,9 +136,9 @@ def test_what_cannot_be_had_has_a_reason_and_what_is_missing_a_substitute(
     substitute = plan(guided)
     assert substitute.config is not None
     assert substitute.config.data.server.name == "cifar-10"
-    assert substitute.substitute == "CIFAR-10 guides in place of ImageNet"
+    assert substitute.substitute == "CIFAR-10 guides instead of ImageNet"
     clients_are_it = plan(cells["cnn/cifar10/dir0.1/sigma20/feddle-ood"])
-    assert clients_are_it.substitute == "Fashion-MNIST guides in place of ImageNet"
+    assert clients_are_it.substitute == "Fashion-MNIST guides instead of ImageNet"
     for brought in ("imagenet", "cifar-100"):  # as soon as the files are there, they are used
         (tmp_path / brought).mkdir()
     now = plan(guided)
@@ -198,7 +198,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     first = reproduce(out)
     assert first.code == 0, first.err
     assert "Dir(0.1), σ = 20" in first.text
-    assert "Not the table’s own setting, whatever its heads say: run with data.name=digits" in first.text
+    assert "Not the setting of the table, even where its headings say so: run with data.name=digits" in first.text
     runs = sorted(out.glob("**/result.json"))
     assert len(runs) == 2
     before = {path: path.read_bytes() for path in runs}
@@ -220,11 +220,11 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     assert reproduce(out).code == 0
     assert json.loads(runs[0].read_bytes())["accuracy"] == accuracy
     other = reproduce(out, rounds=6)
-    assert "not run, since its folder holds runs with another config" in other.text
+    assert "not run, because its folder has runs with another config" in other.text
     assert "rounds=4" in other.text  # the page still describes the runs that are there
     assert "rounds=6" not in other.text
     one_more = reproduce(out, "--seeds", "1", rounds=6)
-    assert "not run, since its folder holds runs with another config" in one_more.text
+    assert "not run, because its folder has runs with another config" in one_more.text
     assert sorted(out.glob("**/result.json")) == runs
     broken = reproduce(out, **{"data.name": "celeba"})  # the cells are not available now, but were
     assert "left out, 2 cells" in broken.text
@@ -335,7 +335,7 @@ def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["reproduce", CNN, "--seeds", "a"], "--seeds takes whole numbers"),
+        (["reproduce", CNN, "--seeds", "a"], "--seeds: expected whole numbers"),
         (["reproduce", CNN, "--seeds", "-1"], "from 0 up"),
         (["reproduce", CNN, "--list", "-o", "rund=3"], "-o: unknown key 'rund'; did you mean 'rounds'?"),
         (["reproduce", CNN, "--list", "-o", "rounds=many"], "-o: rounds: input should be a valid integer"),
@@ -353,13 +353,13 @@ def test_the_lists_say_what_is_here_and_how_long_it_takes() -> None:
     tables = run_feddle("reproduce")
     assert all(name in tables.text for name in names())
     cells = run_feddle("reproduce", CNN, "--quick", "--list", "--methods", "feddle-ood")
-    assert "in place of" in cells.text
+    assert "instead of" in cells.text
     assert "left out" in cells.text
     assert re.search(r"8 runs, about .* with \d at a time", cells.text)
     noisy = run_feddle(
         "reproduce", "noisy-labels", "--quick", "--list", "--cells", "noise0.2", "--methods", "fedbuff"
     ).out
-    assert noisy.startswith("How much a fifth of random labels costs. Not a table of the paper")
+    assert noisy.startswith("How much accuracy random labels cost. Not a table of the paper")
     assert "noise0 is clean labels, noise0.2 is 20 % of the labels random" in noisy
 
 
@@ -393,15 +393,15 @@ def test_two_commands_may_fill_one_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cells", ["", ', "cells": [1]'])
 def test_a_damaged_record_of_a_grid_is_told_in_one_line(tmp_path: Path, cells: str) -> None:
     (tmp_path / "grid.json").write_text(f'{{"grid": "{CNN}", "quick": true{cells}}}')
-    with pytest.raises(FeddleError, match="remove it and give the command again"):
+    with pytest.raises(FeddleError, match="remove that file and give the command again"):
         open_folder(tmp_path, load_grid(CNN), quick=True)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text("[]")
-    with pytest.raises(FeddleError, match="not what feddle wrote"):
+    with pytest.raises(FeddleError, match="is damaged"):
         open_folder(tmp_path, load_grid(CNN), quick=True)
-    with pytest.raises(FeddleError, match="run it again, which keeps the runs"):
+    with pytest.raises(FeddleError, match="run the command again, which keeps the runs"):
         read_grid(tmp_path)
 
 
@@ -424,7 +424,7 @@ def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: 
             key |= {} if sigma is None else {"delay_sigma": sigma}
             name = f"cnn/cifar10/{sigma}/{method}"
             cells[name] = {"key": key, "paper": [80.0, 1.0], "server": "own", "config": "c", "left_out": ""}
-            cells[name]["substitute"] = "CIFAR-10 guides in place of ImageNet" if method == "feddle-ood" else ""
+            cells[name]["substitute"] = "CIFAR-10 guides instead of ImageNet" if method == "feddle-ood" else ""
             for seed, curve in enumerate(seeds):
                 run = make_run(folder / name / f"seed{seed}", method, curve, [0.2, -0.1] if "feddle" in method else [])
                 lines = [
@@ -461,9 +461,9 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     assert any("paper 80.0 ± 1.0" in text for text in document.inside("small"))
     assert [len(drawings(html, kind)) for kind in ("curves", "strip", "bars")] == [4, 8, 4]
     assert "1 cell: no <data> of Mars" in " ".join(document.inside("li"))
-    assert any("CIFAR-10 guides in place of ImageNet" in text for text in document.inside("p"))
+    assert any("CIFAR-10 guides instead of ImageNet" in text for text in document.inside("p"))
     assert "feddle x" in document.inside("code")
-    assert any(text.startswith("σ: how late updates come back") for text in document.inside("p"))
+    assert any(text.startswith("σ: delay of the updates in rounds") for text in document.inside("p"))
     assert not re.search(r"https?://|@import|url\(|<link", html)
     assert html.count('class="band') == 2 * 2 * 3  # wide and narrow, two settings, three methods with two seeds
 
@@ -471,10 +471,10 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
 def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     text = " ".join(lead(grid))
-    assert "Feddle-Id reaches 75.0% on average over the settings, 10.0 percentage points ahead of Feddle-Ood" in text
+    assert "Feddle-Id reaches 75.0% on average over the settings, 10.0 percentage points more than Feddle-Ood" in text
     assert "2 of the other 3 are above Center (60.0%)" in text
     assert "7 of 8 cells are finished, 1 left out" in text
-    assert "within two points of its number, on average" in text
+    assert "within two points of its number, and on average" in text
     assert "paper" not in " ".join(lead(make_grid(tmp_path / "q", CURVES, quick=True)))
     nothing = make_grid(tmp_path / "n", {"fedbuff": []})
     assert headline(nothing) == "A & B"

@@ -59,7 +59,7 @@ def test_a_folder_of_imagenet_is_for_the_cells_that_it_guides(tmp_path: Path) ->
 
 def test_a_guide_of_the_users_choice_is_a_substitute() -> None:
     planned = plan(cell(f"{SETTING}/feddle-ood"), ["data.server.name=mnist"])
-    assert planned.substitute == "MNIST guides in place of ImageNet"
+    assert planned.substitute == "MNIST guides instead of ImageNet"
     assert planned.changed == ("data.server.name=mnist",)
 
 

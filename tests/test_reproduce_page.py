@@ -45,7 +45,7 @@ def test_exports_carry_marks_footnotes_and_warnings(tmp_path: Path) -> None:
     for text in (markdown, latex):
         for told in (
             "Quick runs",
-            "CIFAR-10 guides in place of ImageNet",
+            "CIFAR-10 guides instead of ImageNet",
             "Run with rounds=6.",
             "cnn/cifar10/20/feddle-id",
             "no <data> of Mars",
@@ -54,7 +54,7 @@ def test_exports_carry_marks_footnotes_and_warnings(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(grid))))
     lines = {row["method"]: row for row in rows if row["delay_sigma"] == "20" and row["dataset"] == "cifar10"}
     assert lines["fedbuff"]["changed"] == "rounds=6"
-    assert lines["feddle-ood"]["substitute"] == "CIFAR-10 guides in place of ImageNet"
+    assert lines["feddle-ood"]["substitute"] == "CIFAR-10 guides instead of ImageNet"
     assert (lines["feddle-id"]["other_config"], lines["fedbuff"]["other_config"]) == ("1", "0")
     assert (lines["feddle-id"]["source"], lines["fedbuff"]["source"]) == ("aaaaaaaaaaaa unknown", "unknown")
 
@@ -73,8 +73,9 @@ def test_notes_of_latex_hold_nothing_that_it_would_stumble_over(tmp_path: Path) 
 def test_only_cells_in_the_papers_setting_are_compared_with_it(tmp_path: Path) -> None:
     grid = altered(make_grid(tmp_path / "g", CURVES), rounds_changed)
     text = " ".join(lead(grid))  # Center and Feddle-ID twice: 60, 75 and 75 against 80
-    assert "0 of 3 cells are within two points of its number, on average 10.0 points below it; 4 more" in text
-    grid = altered(grid, lambda *_: {"substitute": "A stands in for B"})
+    assert "0 of 3 cells are within two points of its number, and on average 10.0 points below it. " in text
+    assert "Not compared, because they have substitute data or a changed setting: 4 cells." in text
+    grid = altered(grid, lambda *_: {"substitute": "A guides instead of B"})
     assert "No cell is compared with the paper" in " ".join(lead(grid))
 
 
@@ -83,7 +84,7 @@ def test_averages_are_over_the_settings_that_all_rows_have(tmp_path: Path) -> No
     shutil.rmtree(tmp_path / "g" / "cnn/cifar10/5/fedbuff")
     text = " ".join(lead(read_grid(grid.folder)))
     assert (
-        "Feddle-Id reaches 75.0% in the one setting that all have, 10.0 percentage points ahead of Feddle-Ood" in text
+        "Feddle-Id reaches 75.0% in the one setting that all have, 10.0 percentage points more than Feddle-Ood" in text
     )
 
 
@@ -113,7 +114,7 @@ def test_bold_is_the_best_with_and_the_best_without_data_at_the_server(tmp_path:
     assert [row.label for row in shown if row.entries[0].best] == ["Feddle-Id", "Feddle-Ood"]
     assert leaders(grid.panels[0], 0) == ["feddle-id"]
     assert headline(grid) == "Feddle-Id is best in 2 of 2 settings"
-    assert "of the methods with and of those without in-domain data" in legend(grid)
+    assert "the best of the methods with and of those without in-domain data" in legend(grid)
 
 
 def test_center_is_bold_only_where_it_is_best(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_heads_say_what_was_really_run(tmp_path: Path) -> None:
     make_run(run, "fedbuff", config={"model": small, "training": training, "rounds": 24, "delays": {"sigma": 20}})
     grid = read_grid(grid.folder)
     assert grid.panels[0].heads[0] == "σ = 20 (run with 2.5 and 20)"
-    told = "Run: cnn of 8–16–16 channels, 80 rounds and 24 rounds, 2 epochs a client with adam 0.003."
+    told = "Run: cnn with 8–16–16 channels, 80 rounds and 24 rounds, clients train with adam, lr = 0.003, epochs = 2."
     assert told in Document(page([grid])).inside("p")
 
 

@@ -514,7 +514,7 @@ def test_a_full_disk_then_a_read_only_one(small_disk: Path, tmp_path: Path) -> N
     config, out = small("feddle", rounds=12, options={"atlas_size": 40}), small_disk / "run"
     file = tmp_path / "config.yaml"  # each anchor takes 4 KB, so checkpoints grow
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    remedy = f"to go on once that is mended: feddle resume {out}"
+    remedy = f"to continue once that is fixed: feddle resume {out}"
     complaint = f"feddle: cannot write to {out}: No space left on device; {remedy}\n"
     assert run_feddle("run", file, "-q", "--out", out) == Said(2, "", complaint)
     rounds = RunFolder(out).saved_rounds()
@@ -600,7 +600,7 @@ def test_a_comparison_that_was_stopped_is_finished_by_one_command(
 
     with monkeypatch.context() as stopping:
         stopping.setattr(RunDisplay, "show", show)
-        complaint = f"feddle: interrupted; what was done is in {out}; to go on: feddle resume {out}\n"
+        complaint = f"feddle: interrupted; the rounds so far are in {out}; to continue: feddle resume {out}\n"
         assert run_feddle(*asked, out) == Said(130, "", complaint)
         assert not (out / "fedasync").exists()
         assert not (out / "report.html").exists()

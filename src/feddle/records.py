@@ -28,7 +28,7 @@ _LARGEST = 1e30  # larger numbers would overflow in a chart
 
 
 class HistoryLine(TypedDict, total=False):
-    """One round of a run. Methods, diagnostics and federations add fields of their own."""
+    """One round of a run. Methods, diagnostics and federations add their own fields."""
 
     round: int
     version: int
@@ -112,7 +112,7 @@ class GridRecord(TypedDict, total=False):
     grid: str
     title: str
     note: str
-    figure: list[str]  # fields of the history to draw beside accuracy
+    figure: list[str]  # fields of the history to draw besides accuracy
     axes: dict[str, list[AxisValue]]
     feddle: str
     source: str
@@ -123,7 +123,7 @@ class GridRecord(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run folder, read. Numbers that its result does not have come from its history."""
+    """The content of a run folder. Numbers that are missing in the result are computed from the history."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -141,7 +141,7 @@ class RunRecord:
 
     @cached_property
     def curve(self) -> list[tuple[int, float]]:
-        """The evaluations as (round, accuracy). The later value counts for a round that was written twice."""
+        """The evaluations as (round, accuracy). If a round was written twice, the later value counts."""
         return sorted({line["round"]: line["accuracy"] for line in self.history if "accuracy" in line}.items())
 
     @cached_property
@@ -170,7 +170,7 @@ class RunRecord:
 
     @property
     def seconds(self) -> float | None:
-        """How long it ran."""
+        """Duration of the run."""
         return self.result.get("seconds")
 
     @property
@@ -185,7 +185,7 @@ class RunRecord:
 
     @property
     def status(self) -> str:
-        """Where a run stands that is not finished; empty if it is."""
+        """The status of a run that is not finished; empty if it is finished."""
         if self.result and self.result.get("finished", True):
             return ""
         where = f"round {max(line['round'] for line in self.history)}" if self.history else "no round yet"
@@ -216,7 +216,7 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def read_history(folder: Path) -> list[HistoryLine]:
-    """The rounds of a run so far; fields that are not what a run writes, such as NaN, are left out."""
+    """The rounds of a run so far. Fields with invalid values, such as NaN, are left out."""
     lines = map(_checked, _lines(folder / HISTORY)) if (folder / HISTORY).exists() else []
     return [cast(HistoryLine, line) for line in lines if "round" in line]
 
@@ -287,7 +287,7 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
 
 
 def _checked(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with a value of their type, so that no reader needs to check."""
+    """The fields that have a value of the right type, so that readers need not check."""
     values = {name: _FIELDS[name](value) if name in _FIELDS else value for name, value in found.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -298,7 +298,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield _parsed(path, line, "JSON", where=f", line {number}")
         except FeddleError as error:
-            # The run is writing its last line, or was killed while it did.
+            # The run is writing its last line, or was killed while writing it.
             if number == lines[-1][0] and isinstance(error.__cause__, json.JSONDecodeError | UnicodeDecodeError):
                 return
             raise
@@ -314,7 +314,7 @@ def _read(path: Path) -> bytes:
 def _parsed(
     path: Path, text: bytes, kind: str, load: Callable[[bytes], object] = json.loads, where: str = ""
 ) -> dict[str, Any]:
-    """The mapping in a text; an error names the file and the place."""
+    """The mapping in a text. An error names the file and the place."""
     try:
         found = load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

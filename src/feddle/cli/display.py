@@ -1,13 +1,24 @@
-"""Live progress on a terminal, plain lines elsewhere."""
+"""Tables, and progress: live on a terminal, plain lines elsewhere."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
+    """Print a plain table."""
+    table = Table(*heads, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(text or "") for text in row))  # Text: no markup in brackets
+    Console().print(table)
 
 
 class Display:
-    """Bars that live as long as the work, on stderr, so that what is printed can be piped."""
+    """Progress bars on stderr, so that the output on stdout can be piped."""
 
     def __init__(self, description: str, width: int, *, quiet: bool) -> None:
         self.console = Console(stderr=True, quiet=quiet)
@@ -31,7 +42,7 @@ class Display:
 
 
 class RunDisplay(Display):
-    """Shows a run's rounds as they happen."""
+    """Shows the rounds of a run."""
 
     def __init__(self, rounds: int, *, quiet: bool = False) -> None:
         super().__init__("{task.description:<10}", 40, quiet=quiet)
@@ -40,12 +51,12 @@ class RunDisplay(Display):
         self._task: TaskID | None = None
 
     def begin(self, label: str, done: int = 0) -> None:
-        """A run starts, or goes on after some rounds."""
+        """A run starts, or continues after some rounds."""
         self._label = label
         self._task = self._progress.add_task(label, total=self.rounds, completed=done, state="")
 
     def show(self, line: dict[str, Any]) -> None:
-        """A round is done."""
+        """A round is complete."""
         assert self._task is not None
         accuracy = line.get("accuracy")
         if accuracy is not None:

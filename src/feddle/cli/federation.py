@@ -1,4 +1,4 @@
-"""`feddle federation`: a real one, on Flower."""
+"""`feddle federation`: a real federation on Flower."""
 
 import shlex
 import shutil
@@ -10,33 +10,32 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from feddle.cli.federation_display import FederationDisplay
+from feddle.cli.options import PATH, folder_argument, overrides_option
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError, StoppedError
+from feddle.records import REPORT
 
 if TYPE_CHECKING:
     from feddle.flower.local import LocalFederation
 
-_ASK_EVERY = 5.0  # seconds; each time starts a process of Flower's
+_ASK_EVERY = 5.0  # seconds; each question starts a process of Flower
 
 
 @click.group()
 def federation() -> None:
-    """A real federation on Flower: see it work here, then on many machines (docs/flower.md)."""
-
-
-folder_argument = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+    """Run a real federation on Flower, on this machine or on several (docs/flower.md)."""
 
 
 @federation.command()
-@click.option("--nodes", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many SuperNodes.")
-@click.option("-o", "--override", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of the run config.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/federation"), show_default=True)
-@click.option("--app", "app_folder", type=click.Path(path_type=Path), help="Another app; `feddle federation new`.")
-@click.option("-q", "--quiet", is_flag=True, help="No live view.")
+@click.option("--nodes", type=click.IntRange(1, 1000), default=3, show_default=True, help="Number of SuperNodes.")
+@overrides_option
+@click.option("--out", type=PATH, default=Path("runs/federation"), show_default=True, help="The run folder.")
+@click.option("--app", "app_folder", type=PATH, help="Your own app, from `feddle federation new`.")
+@click.option("-q", "--quiet", is_flag=True, help="Show no live view.")
 def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | None, quiet: bool) -> None:
-    """Start a SuperLink, SuperNodes and a run on this machine, with TLS and authentication; stop them all at the end.
+    """Start a SuperLink, SuperNodes and a run on this machine, with TLS and authentication.
 
-    A run in --out that was stopped goes on.
+    All processes are stopped at the end. A stopped run in --out continues.
     """
     from feddle.flower import require_flower
     from feddle.run.folder import RunFolder
@@ -48,9 +47,9 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
 
     check_no_simulation(out)
     if RunFolder(out).is_finished():
-        if (out / "report.html").exists():
+        if (out / REPORT).exists():
             raise FeddleError(f"{out} holds a federation that is finished; name another folder with --out")
-        report_on([out], out / "report.html")  # it was stopped just before its page was written
+        report_on([out], out / REPORT)  # it was stopped just before its page was written
         return
     settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **_settings(overrides)}
     settings |= {"out": str(out.resolve())}
@@ -64,13 +63,13 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
                 display.say(f"SuperLink at {local.address}; logs in {local.logs}")
                 _follow(local, local.start_run(settings), display, again)
         except KeyboardInterrupt:
-            display.say(f"all of it is stopped; to go on: {again}")
+            display.say(f"all processes are stopped; to continue: {again}")
             raise
-    report_on([out], out / "report.html")
+    report_on([out], out / REPORT)
 
 
 def _command(nodes: int, out: Path, app_folder: Path | None, overrides: tuple[str, ...]) -> str:
-    """What starts the same again; a checkpoint is refused to other settings."""
+    """The command that continues the run: with other settings, its checkpoint would be refused."""
     app = [] if app_folder is None else ["--app", str(app_folder)]
     settings = [part for override in overrides for part in ("-o", override)]
     return shlex.join(["feddle", "federation", "up", "--nodes", str(nodes), "--out", str(out), *app, *settings])
@@ -88,10 +87,10 @@ def _follow(local: "LocalFederation", run: int, display: FederationDisplay, agai
         try:
             status, asked = local.run_status(run), time.monotonic()
         except FeddleError as error:
-            raise StoppedError(f"{error}; to go on once that is mended: {again}") from error
+            raise StoppedError(f"{error}; to continue once that is fixed: {again}") from error
         if status.startswith("finished") and not display.is_finished():
             words = _last_words(local.run_log(run))
-            raise StoppedError(f"the ServerApp ended ({status}): {words}; to go on once that is mended: {again}")
+            raise StoppedError(f"the ServerApp ended ({status}): {words}; to continue once that is fixed: {again}")
     display.refresh()
 
 
@@ -105,7 +104,7 @@ def _settings(overrides: tuple[str, ...]) -> dict[str, Any]:
 
     settings = dict(map(parse_override, overrides))
     if "out" in settings:
-        raise FeddleError("the run folder is named with --out, not with -o out")
+        raise FeddleError("-o out: expected the run folder as --out; use --out DIR")
     return settings
 
 
@@ -116,13 +115,12 @@ def _interrupt(*_: Any) -> NoReturn:
 @federation.command()
 @folder_argument
 def watch(folder: Path) -> None:
-    """Watch the federation whose run folder is DIR: nodes, versions, staleness, accuracy."""
+    """Show the nodes, versions, staleness and accuracy of the federation with the run folder DIR."""
     from feddle.run.load import holds_simulation
 
-    if not folder.is_dir():
-        raise FeddleError(f"{folder}: expected the run folder of a federation, but there is no such folder")
-    if holds_simulation(folder):
-        raise FeddleError(f"{folder}: expected the run folder of a federation, but it holds a simulation")
+    if not folder.is_dir() or holds_simulation(folder):
+        found = "it holds a simulation" if folder.is_dir() else "there is no such folder"
+        raise FeddleError(f"{folder}: expected the run folder of a federation, but {found}; check the path")
     with FederationDisplay(folder) as display:
         while not display.is_finished():
             display.refresh()
@@ -133,11 +131,11 @@ def watch(folder: Path) -> None:
 @federation.command()
 @folder_argument
 def new(folder: Path) -> None:
-    """Copy the app to DIR, to change its model and its data, a file each."""
+    """Copy the app to DIR, where you can change the files of its model and its data."""
     from feddle.flower.app_folder import APP
 
     if folder.exists():
-        raise FeddleError(f"{folder} is there already; name a new folder")
+        raise FeddleError(f"{folder} exists already; name a new folder")
     shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model", "client_data", "server_data"):
         click.echo(folder / "federation" / f"{name}.py")
@@ -145,12 +143,10 @@ def new(folder: Path) -> None:
 
 @federation.command()
 @folder_argument
-@click.option(
-    "--host", "hosts", multiple=True, required=True, help="A name or address of the server; several are fine."
-)
-@click.option("--nodes", type=click.IntRange(0, 10_000), default=3, show_default=True, help="Key pairs in all.")
+@click.option("--host", "hosts", multiple=True, required=True, help="Name or address of the server; may be repeated.")
+@click.option("--nodes", type=click.IntRange(0, 10_000), default=3, show_default=True, help="Number of key pairs.")
 def certificates(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
-    """Make the certificates and keys of a federation in DIR; what is there is kept."""
+    """Make the certificates and keys of a federation in DIR. Existing ones are kept."""
     from feddle.flower import require_flower
 
     require_flower()
@@ -161,12 +157,12 @@ def certificates(folder: Path, hosts: tuple[str, ...], nodes: int) -> None:
 
 
 @federation.command(context_settings={"ignore_unknown_options": True})
-@click.option("--superlink", required=True, metavar="HOST:PORT", help="Where the SuperLink is.")
-@click.option("--ca", type=click.Path(path_type=Path), help="The federation's ca.crt; without it there is no TLS.")
-@click.option("--key", type=click.Path(path_type=Path), help="This node's private key.")
+@click.option("--superlink", required=True, metavar="HOST:PORT", help="Address of the SuperLink.")
+@click.option("--ca", type=PATH, help="The federation's ca.crt. Without it, TLS is off.")
+@click.option("--key", type=PATH, help="The private key of this node.")
 @click.argument("more", nargs=-1, type=click.UNPROCESSED)
 def node(superlink: str, ca: Path | None, key: Path | None, more: tuple[str, ...]) -> None:
-    """Run a SuperNode; MORE is passed on to flower-supernode (--node-config, --port)."""
+    """Run a SuperNode. MORE options, such as --node-config and --port, are passed to flower-supernode."""
     from feddle.flower.node import run_node
 
     run_node(superlink, root=ca, key=key, more=more)

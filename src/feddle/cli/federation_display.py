@@ -1,6 +1,7 @@
-"""What an operator sees of a real federation: a live table on a terminal, a line for each version elsewhere."""
+"""The state of a real federation: a live table on a terminal, one line for each version elsewhere."""
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,20 @@ from rich.text import Text
 
 from feddle.records import HISTORY, RESULT
 
-_LONG = 30.0  # seconds; a run says about once a second how it stands, but not while it merges
+_LONG = 30.0  # seconds; a run writes its status about once per second, but not while it merges
 
 
 class FederationDisplay:
-    """Shows a run folder as it changes, on stderr; what was said before `since` is of a process that has ended."""
+    """Shows a run folder as it changes, on stderr. A status older than `since` is ignored: its process has ended."""
 
     def __init__(self, folder: Path, *, quiet: bool = False, since: float = 0.0) -> None:
         self.folder = folder
         self.since = since
         self.console = Console(stderr=True, quiet=quiet)
         self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal and not quiet else None
-        self._told = 0  # lines of history
-        self._told_silence = False
-        self._told_failed: dict[str, int] = {}  # by node
+        self._shown = 0  # lines of history
+        self._silent = False
+        self._failed: dict[str, int] = {}  # failures shown so far, by node
 
     def __enter__(self) -> "FederationDisplay":
         if self._live is not None:
@@ -37,45 +38,45 @@ class FederationDisplay:
             self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays; a path or a node's words in it may have brackets."""
+        """Print a line. Brackets in it, as in a path, are not markup."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def is_finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run is finished."""
         return bool(self._read(RESULT).get("finished"))
 
     def refresh(self) -> None:
-        """Show how things stand."""
+        """Show the current state."""
         status = self._read("status.json")
         new = status.get("at", 0.0) >= self.since
         silence = _silence(status) if new else ""
         if self._live is not None and status:
             self._live.update(picture(status, silence), refresh=True)
         elif self._live is None:
-            self._tell_new_versions(status.get("rounds"))
+            self._print_versions(status.get("rounds"))
             if new:
-                self._tell_failures(status)
-            if silence and not self._told_silence:
+                self._print_failures(status)
+            if silence and not self._silent:
                 self.say(silence)
-            self._told_silence = bool(silence)
+            self._silent = bool(silence)
 
-    def _tell_new_versions(self, rounds: int | None) -> None:
+    def _print_versions(self, rounds: int | None) -> None:
         path = self.folder / HISTORY
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = text.rpartition("\n")[0].splitlines()  # the last one may not be whole yet
-        for line in map(_parsed, lines[self._told :]):
-            if "version" not in line:  # damaged: the ServerApp will say so
+        lines = text.rpartition("\n")[0].splitlines()  # the last one may be incomplete
+        for line in map(_parsed, lines[self._shown :]):
+            if "version" not in line:  # damaged: the ServerApp reports it
                 continue
             accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
             staleness = " ".join(map(str, line["staleness"]))
             of = "" if rounds is None else f"/{rounds}"
             self.say(f"version {line['version']}{of}: {line['nodes']} nodes, staleness {staleness}{accuracy}")
-        self._told = len(lines)
+        self._shown = len(lines)
 
-    def _tell_failures(self, status: dict[str, Any]) -> None:
-        """Where there is no table to look at: jobs that fail are all that is seen of a wrong app."""
+    def _print_failures(self, status: dict[str, Any]) -> None:
+        """Print failed jobs: without the table, only they show that an app is wrong."""
         for node in status.get("nodes", []):
-            known, self._told_failed[node["node"]] = self._told_failed.get(node["node"], 0), node["failed"]
+            known, self._failed[node["node"]] = self._failed.get(node["node"], 0), node["failed"]
             if node["failed"] > known and node["why"]:
                 self.say(f"client {node['client']}, failure {node['failed']}: {node['why']}")
 
@@ -87,7 +88,7 @@ class FederationDisplay:
 
 
 def _parsed(text: str | bytes) -> dict[str, Any]:
-    """The mapping in a JSON text; nothing if there is none."""
+    """The mapping in a JSON text; empty if there is none."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -96,34 +97,28 @@ def _parsed(text: str | bytes) -> dict[str, Any]:
 
 
 def _silence(status: dict[str, Any]) -> str:
-    """That a run has not said for long how it stands: it merges for long, waits for its SuperLink, or is dead."""
-    if "at" not in status or status["version"] >= status["rounds"]:
+    """A warning if the status is old: a merge takes long, the SuperLink does not answer, or the run is dead."""
+    seconds = time.time() - status.get("at", math.inf)
+    if seconds < _LONG or status["version"] >= status["rounds"]:
         return ""
-    seconds = time.time() - status["at"]
-    if seconds < _LONG:
-        return ""
-    return f"no word for {seconds:.0f} s from the ServerApp (process {status['pid']}): is it alive?"
+    return f"no status from the ServerApp (process {status['pid']}) for {seconds:.0f} s; check that it is running"
 
 
 def picture(status: dict[str, Any], silence: str = "") -> Group:
-    """A federation's state: a headline, what is wrong with all of it, and a row for each node."""
+    """The state of a federation: a headline, a warning if there is one, and one row for each node."""
     accuracy = "–" if status["accuracy"] is None else f"{status['accuracy']:.1%}"
     head = (
         f"{status['method']}: version {status['version']}/{status['rounds']}, accuracy {accuracy}, "
-        f"{status['arrived']} of {status['wanted']} updates for the next merge, {status['under_way']} under way"
+        f"{status['arrived']} of {status['wanted']} updates for the next merge, {status['under_way']} in progress"
     )
     table = Table("client", "node", "state", "from version", "last staleness", "updates", "failed", "", box=None)
     for node in status["nodes"]:
-        numbers = (_shown(node[name]) for name in ("version", "staleness", "done", "failed"))
-        table.add_row(
-            str(node["client"]), node["node"], node["state"], *numbers, Text(node["why"], overflow="ellipsis")
-        )
+        values = (node[name] for name in ("version", "staleness", "done", "failed"))
+        numbers = ("–" if value is None else str(value) for value in values)
+        why = Text(node["why"], overflow="ellipsis")
+        table.add_row(str(node["client"]), node["node"], node["state"], *numbers, why)
     losses = {**status["dropped"], **status["refused"]}
     lost = ", ".join(f"{reason} ({count})" for reason, count in losses.items())
-    away = f"; {status['turned_away']} nodes too many" if status["turned_away"] else ""
+    away = f"; {status['turned_away']} nodes over the limit" if status["turned_away"] else ""
     warning = [Text(silence, style="bold red")] if silence else []
-    return Group(Text(head), *warning, table, Text(f"came to nothing: {lost or 'no job'}{away}", style="dim"))
-
-
-def _shown(value: int | None) -> str:
-    return "–" if value is None else str(value)
+    return Group(Text(head), *warning, table, Text(f"lost jobs: {lost or 'none'}{away}", style="dim"))

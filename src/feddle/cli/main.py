@@ -1,36 +1,37 @@
-"""`feddle`: run, compare, and look at federations."""
+"""The `feddle` command: run methods, compare them, and show the results."""
 
 import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from feddle.cli.display import RunDisplay
+from feddle.cli.display import RunDisplay, print_table
 from feddle.cli.federation import federation
+from feddle.cli.options import PATH, folder_argument, names_in, overrides_option, quiet_option, track_option
 from feddle.cli.reports import report, report_on
-from feddle.cli.reproduce import reproduce, track_option
+from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.data.kinds import ENDINGS
+from feddle.records import CONFIG, REPORT
 from feddle.version import __version__
 
 if TYPE_CHECKING:
     from feddle.run.plan import Config
     from feddle.run.trackers import TrackerName
 
-# torch takes a second or two to import: commands that do not need it import nothing that does
+# Importing torch takes a second or two, so commands import what needs torch when they run.
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, package_name="feddle", message="feddle %(version)s")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error (anywhere on the line).")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error. It may be anywhere on the command line.")
 def app(debug: bool) -> None:
     """Asynchronous federated learning on hybrid data.
 
@@ -42,123 +43,100 @@ app.add_command(federation)
 app.add_command(report)
 app.add_command(reproduce)
 
-overrides_option = click.option(
-    "-o",
-    "--override",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a key: -o method.atlas_size=20",
-)
-seed_option = click.option("--seed", type=click.IntRange(min=0), help="The run's seed; overrides the file's.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress display.")
-config_argument = click.argument("config", type=click.Path(path_type=Path), required=False)
-data_option = click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    help="Your own data: a .csv of path,label,client, a .npz, a folder of images or a Hugging Face dataset on disk. "
-    "CONFIG may then be left out.",
-)
+
+@dataclass(frozen=True)
+class Start:
+    """The options of `run` and `compare` that determine the config."""
+
+    config: Path | None
+    data: Path | None
+    overrides: tuple[str, ...]
+    seed: int | None
+    quiet: bool
+
+    def load(self, *more: str, quiet: bool = False) -> "tuple[Config, str]":
+        """The config from a file, for the user's own data, or both; and a name for the run."""
+        overrides = [*self.overrides, *([] if self.seed is None else [f"seed={self.seed}"]), *more]
+        if self.data is not None:
+            from feddle.run.own import config_for
+
+            config, line = config_for(self.data, self.config, overrides)
+            if not (quiet or self.quiet):
+                click.echo(line, err=True)
+            return config, (self.config or self.data).stem
+        if self.config is None:
+            raise click.UsageError("expected a CONFIG (a YAML file) or --data with your own data, but found neither")
+        if self.config.is_dir() or self.config.suffix.lower() in ENDINGS:
+            raise FeddleError(f"{self.config} is not a config file; if it is your own data, use --data {self.config}")
+        from feddle.run.load import load_config
+
+        return load_config(self.config, overrides), self.config.stem
+
+
+def start_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `Start` to a command."""
+    own_data = (
+        "Your own data: a .csv with the columns path, label and client, a .npz file, a folder of images or a Hugging"
+        " Face dataset on disk. CONFIG may then be omitted."
+    )
+    seed = click.option("--seed", type=click.IntRange(min=0), help="The seed; it replaces the seed in CONFIG.")
+    config = click.argument("config", type=PATH, required=False)
+    return config(click.option("--data", type=PATH, help=own_data)(overrides_option(seed(quiet_option(command)))))
 
 
 @app.command()
-@config_argument
-@data_option
-@overrides_option
-@seed_option
-@click.option("--out", type=click.Path(path_type=Path), help="The run folder; by default a new one below runs/.")
+@start_options
+@click.option("--out", type=PATH, help="The run folder. By default a new folder in runs/.")
 @track_option
-@quiet_option
-def run(
-    config: Path | None,
-    data: Path | None,
-    overrides: tuple[str, ...],
-    seed: int | None,
-    out: Path | None,
-    track: "tuple[TrackerName, ...]",
-    quiet: bool,
-) -> None:
-    """Run the federation that CONFIG, a YAML file, describes."""
-    checked, stem = _load(config, data, _with_seed(overrides, seed), quiet=quiet)
-    out = out or _new_folder(f"{stem}-{checked.method.name}-seed{checked.seed}")
+def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> None:
+    """Run the federation that a YAML file (CONFIG) describes."""
+    start = Start(**options)
+    config, stem = start.load()
+    out = out or _new_folder(f"{stem}-{config.method.name}-seed{config.seed}")
     from feddle.run.folder import check_free, run_config
     from feddle.run.trackers import tracking
 
     check_free(out)
-    _fetch(checked, quiet=quiet)
-    with RunDisplay(checked.rounds, quiet=quiet) as display:
-        display.begin(checked.method.name)
-        with _telling_how_to_resume(out), tracking(track, out, checked, display.show) as listener:
-            run_config(checked, out, listener, quiet=quiet)
-    report_on([out], out / "report.html")
+    _fetch(config, quiet=start.quiet)
+    with RunDisplay(config.rounds, quiet=start.quiet) as display:
+        display.begin(config.method.name)
+        with _explaining_resume(out), tracking(track, out, config, display.show) as listener:
+            run_config(config, out, listener, quiet=start.quiet)
+    report_on([out], out / REPORT)
 
 
 @app.command()
-@config_argument
-@data_option
-@click.option("--methods", default="feddle,fedbuff,fedavg", show_default=True, help="The methods, separated by commas.")
-@overrides_option
-@seed_option
-@click.option("--out", type=click.Path(path_type=Path), help="A folder for the runs; by default a new one.")
-@quiet_option
-def compare(
-    config: Path | None,
-    data: Path | None,
-    methods: str,
-    overrides: tuple[str, ...],
-    seed: int | None,
-    out: Path | None,
-    quiet: bool,
-) -> None:
-    """Run CONFIG with several methods, side by side: same clients, delays and start for all.
+@start_options
+@click.option("--methods", default="feddle,fedbuff,fedavg", show_default=True, help="Methods, separated by commas.")
+@click.option("--out", type=PATH, help="The folder for the runs. By default a new folder in runs/.")
+def compare(methods: str, out: Path | None, **options: Any) -> None:
+    """Run CONFIG with several methods: all have the same clients, delays and initial weights.
 
-    The method that CONFIG names keeps its options there; the others take their defaults.
+    The method in CONFIG keeps its options; the other methods have their default options.
     """
-    overrides = _with_seed(overrides, seed)
-    own, stem = _load(config, data, overrides, quiet=quiet)
-    names = list(dict.fromkeys(name.strip() for name in methods.split(",") if name.strip()))
+    start = Start(**options)
+    own, stem = start.load()
+    names = names_in(methods)
     if not names:
-        raise FeddleError("--methods names no method; `feddle methods` lists them")
-    others = {n: _load(config, data, [*overrides, f"method={n}"], quiet=True)[0] for n in names if n != own.method.name}
+        raise FeddleError("--methods: expected at least one method, but found none; `feddle methods` lists them")
+    others = {name: start.load(f"method={name}", quiet=True)[0] for name in names if name != own.method.name}
     configs = {name: others.get(name, own) for name in names}
     out = out or _new_folder(stem)
     from feddle.run.comparison import begin_comparison
 
     begin_comparison(out, configs)
-    _compare_all(configs, out, quiet=quiet)
-
-
-def _load(file: Path | None, data: Path | None, overrides: Sequence[str], *, quiet: bool) -> "tuple[Config, str]":
-    """The config of a file, of your own data, or of both; and a name for the run."""
-    if data is not None:
-        from feddle.run.own import config_for
-
-        config, line = config_for(data, file, overrides)
-        if not quiet:
-            click.echo(line, err=True)
-        return config, (file or data).stem
-    if file is None:
-        raise click.UsageError("name a CONFIG (a YAML file), or your own data with --data")
-    if file.is_dir() or file.suffix.lower() in ENDINGS:
-        raise FeddleError(f"{file} is no config file; if it is your own data, name it with --data {file}")
-    from feddle.run.load import load_config
-
-    return load_config(file, overrides), file.stem
-
-
-def _with_seed(overrides: Sequence[str], seed: int | None) -> tuple[str, ...]:
-    return (*overrides, *([] if seed is None else [f"seed={seed}"]))
+    _compare_all(configs, out, quiet=start.quiet)
 
 
 def _new_folder(name: str) -> Path:
-    """A folder below runs/ that does not exist yet."""
+    """A folder in runs/ that does not exist yet."""
     root = Path("runs")
     names = (name if i == 1 else f"{name}-{i}" for i in range(1, sys.maxsize))
     return next(root / n for n in names if not (root / n).exists())
 
 
 def _compare_all(configs: "Mapping[str, Config]", out: Path, *, quiet: bool) -> None:
-    """Run what is not finished of a comparison, one after the other, then show all of it."""
+    """Run the methods of a comparison that are not finished, one after the other, then report all of them."""
     from feddle.run.comparison import done_rounds, run_or_resume
 
     folders = [out / name for name in configs]
@@ -167,16 +145,16 @@ def _compare_all(configs: "Mapping[str, Config]", out: Path, *, quiet: bool) -> 
     with RunDisplay(first.rounds, quiet=quiet) as display:
         for config, folder in zip(configs.values(), folders, strict=True):
             display.begin(config.method.name, done_rounds(folder))
-            with _telling_how_to_resume(out, kept=out / "compare.yaml"):
+            with _explaining_resume(out, kept=out / "compare.yaml"):
                 run_or_resume(config, folder, display.show, quiet=quiet)
-    report_on(folders, out / "report.html")
+    report_on(folders, out / REPORT)
 
 
 @app.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@folder_argument
 @quiet_option
 def resume(folder: Path, quiet: bool) -> None:
-    """Go on with what is in DIR and was stopped: a run, from its last checkpoint, or a comparison."""
+    """Continue the run or comparison in DIR from its last checkpoint."""
     from feddle.run.comparison import comparison, is_comparison
     from feddle.run.folder import RunFolder, resume_run
 
@@ -189,31 +167,31 @@ def resume(folder: Path, quiet: bool) -> None:
         click.echo(f"{folder} is finished; there is nothing to resume")
         return
     _fetch(config, quiet=quiet)
-    with RunDisplay(config.rounds, quiet=quiet) as display, _telling_how_to_resume(folder):
+    with RunDisplay(config.rounds, quiet=quiet) as display, _explaining_resume(folder):
         display.begin(config.method.name, held.saved_rounds())
         resume_run(folder, display.show, quiet=quiet)
-    report_on([folder], folder / "report.html")
+    report_on([folder], folder / REPORT)
 
 
 def _fetch(config: "Config", *, quiet: bool) -> None:
-    """Get data and weights before the display starts, since a download shows progress of its own."""
+    """Fetch data and weights before the display starts, since a download has its own progress display."""
     for source in config.sources():
         source.fetch(quiet=quiet)
 
 
 @contextmanager
-def _telling_how_to_resume(folder: Path, kept: Path | None = None) -> Iterator[None]:
-    """Say how to go on after a stop that the run itself is not to blame for, once its config is `kept`."""
-    remedy, kept = f"feddle resume {folder}", kept or folder / "config.yaml"
+def _explaining_resume(folder: Path, kept: Path | None = None) -> Iterator[None]:
+    """Add the command that continues the run to the message of a stop, if the run has written its config (`kept`)."""
+    remedy, kept = f"feddle resume {folder}", kept or folder / CONFIG
     try:
         yield
     except KeyboardInterrupt:
-        done = f"; what was done is in {folder}; to go on: {remedy}" if kept.exists() else ""
+        done = f"; the rounds so far are in {folder}; to continue: {remedy}" if kept.exists() else ""
         _stop(f"interrupted{done}", code=130)
     except (StoppedError, OSError, MemoryError) as error:
         if not kept.exists():
             raise
-        raise FeddleError(f"{_explain(error)}; to go on once that is mended: {remedy}") from error
+        raise FeddleError(f"{_explain(error)}; to continue once that is fixed: {remedy}") from error
 
 
 @app.command()
@@ -221,16 +199,14 @@ def methods() -> None:
     """List the methods."""
     from feddle.methods.options import AnyMethod
 
-    table = Table("method", "what it does", box=None, pad_edge=False)
-    for member in get_args(AnyMethod):
-        table.add_row(member.model_fields["name"].default, member.__doc__)
-    Console().print(table)
+    rows = [(member.model_fields["name"].default, member.__doc__) for member in get_args(AnyMethod)]
+    print_table(("method", "description"), rows)
 
 
 @app.command()
-@click.option("--markdown", is_flag=True, help="A reference for people instead.")
+@click.option("--markdown", is_flag=True, help="Print a reference in Markdown instead.")
 def schema(markdown: bool) -> None:
-    """Print the JSON Schema of a config file, for editors."""
+    """Print the JSON Schema of a config file, for completion in editors."""
     from feddle.run.plan import Config
     from feddle.run.reference import reference
 
@@ -239,27 +215,25 @@ def schema(markdown: bool) -> None:
 
 @app.group()
 def data() -> None:
-    """Get data sets and see which are here."""
+    """List and fetch data sets."""
 
 
 @data.command("list")
 def list_data() -> None:
-    """List the data sets, and which are here."""
+    """List the data sets and whether they are on this machine."""
     from feddle.data.datasets import DATASETS
 
-    table = Table("name", "images", "train", "test", "classes", "download", "here", box=None, pad_edge=False)
-    for source in DATASETS:
-        table.add_row(source.name, *source.facts, "yes" if source.is_here() else "no")
-    Console().print(table)
-    click.echo("Files of your own needed: `feddle data fetch NAME` tells where to get them and where to put them.")
+    rows = [(source.name, *source.facts, "yes" if source.is_here() else "no") for source in DATASETS]
+    print_table(("name", "images", "train", "test", "classes", "download", "here"), rows)
+    click.echo("For data sets without a download, `feddle data fetch NAME` explains where to get the files.")
 
 
 @data.command("fetch")
 @click.argument("name")
-@click.option("--folder", type=click.Path(path_type=Path), help="Read the official files from this folder.")
+@click.option("--folder", type=PATH, help="Read the official files from this folder.")
 @quiet_option
 def fetch_data(name: str, folder: Path | None, quiet: bool) -> None:
-    """Get the data set NAME into the cache ($FEDDLE_DATA)."""
+    """Fetch the data set NAME into the cache folder ($FEDDLE_DATA)."""
     from feddle.data.datasets import named
 
     source = named(name, folder)
@@ -269,26 +243,24 @@ def fetch_data(name: str, folder: Path | None, quiet: bool) -> None:
 
 @app.group()
 def weights() -> None:
-    """Get pretrained weights and see which are here."""
+    """List and fetch pretrained weights."""
 
 
 @weights.command("list")
 def list_weights() -> None:
-    """List the pretrained weights, and which are here."""
+    """List the pretrained weights and whether they are on this machine."""
     from feddle.models.weights import WEIGHTS
 
-    table = Table("name", "what they are", "download", "here", box=None, pad_edge=False)
-    for source in WEIGHTS:
-        table.add_row(source.name, source.title, f"{source.megabytes:g} MB", "yes" if source.is_here() else "no")
-    Console().print(table)
+    rows = [(w.name, w.title, f"{w.megabytes:g} MB", "yes" if w.is_here() else "no") for w in WEIGHTS]
+    print_table(("name", "description", "download", "here"), rows)
 
 
 @weights.command("fetch")
 @click.argument("name")
-@click.option("--folder", type=click.Path(path_type=Path), help="Read the official file from this folder.")
+@click.option("--folder", type=PATH, help="Read the official file from this folder.")
 @quiet_option
 def fetch_weights(name: str, folder: Path | None, quiet: bool) -> None:
-    """Get the weights NAME into the cache ($FEDDLE_DATA)."""
+    """Fetch the weights NAME into the cache folder ($FEDDLE_DATA)."""
     from feddle.models.weights import named
 
     source = named(name, folder)
@@ -314,16 +286,16 @@ def _explain(error: Exception) -> str:
 
 
 def main() -> None:
-    """The console command: an error that the user can mend is one line and exit code 2."""
+    """Run the command line. An error that the user can fix prints one line and exits with code 2."""
     debug = "--debug" in sys.argv
     try:
-        # a group's option must come first on the line; this one may stand anywhere
+        # click accepts the option of a group only before the subcommand; --debug may be anywhere
         app(args=[a for a in sys.argv[1:] if a != "--debug"], standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         sys.exit(2)
-    except BrokenPipeError:  # what read our output has gone: there is nobody left to tell
+    except BrokenPipeError:  # the program that read our output has ended, as in `feddle methods | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (FeddleError, click.ClickException, OSError, MemoryError) as error:

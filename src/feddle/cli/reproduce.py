@@ -2,21 +2,22 @@
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from feddle.cli.display import print_table
 from feddle.cli.grid_display import GridDisplay
+from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, track_option
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
 from feddle.data.source import Source
-from feddle.report.numbers import duration
+from feddle.records import REPORT
+from feddle.report.numbers import counted, duration
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
     from feddle.grids.cells import Ended
@@ -25,67 +26,42 @@ if TYPE_CHECKING:  # these import torch, which takes a second or two
     from feddle.run.trackers import TrackerName
 
 
-track_option = click.option(
-    "--track",
-    multiple=True,
-    type=click.Choice(["tensorboard", "mlflow"]),
-    help="Also report every round to this tool.",
-)
-
-
 @dataclass(frozen=True)
 class Order:
-    """The options of the command."""
+    """The options of the command that say how to run the cells."""
 
-    overrides: Sequence[str]
     seeds: Sequence[int]
+    overrides: Sequence[str]
     jobs: int | None
-    out: Path
     quick: bool
     quiet: bool
     track: tuple["TrackerName", ...]
 
 
+def _seeds(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+    try:
+        seeds = list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as error:
+        raise FeddleError(f"--seeds: expected whole numbers such as 0,1,2, but found {text!r}") from error
+    if min(seeds) < 0:
+        raise FeddleError(f"--seeds: expected numbers from 0 up, but found {min(seeds)}")
+    return seeds
+
+
 @click.command()
 @click.argument("table", required=False)
-@click.option(
-    "--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with an estimate of the time."
-)
-@click.option(
-    "--cells",
-    multiple=True,
-    metavar="TEXT",
-    help="Only cells whose name has this between slashes (cifar10, dir0.1/sigma20), else anywhere; may be repeated.",
-)
+@click.option("--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with their time.")
+@click.option("--cells", multiple=True, metavar="TEXT", help="Only cells whose name has this part.")
 @click.option("--methods", default="", help="Only these rows, separated by commas.")
-@click.option("--seeds", default="0", show_default=True, help="The seeds, separated by commas; the paper has three.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Runs at a time; by default one for each core.")
-@click.option("--quick", is_flag=True, help="A small network and few rounds: takes minutes, and is not a result.")
-@click.option(
-    "-o",
-    "--override",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a key in every cell: -o data.folder=DIR",
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="The grid's folder; by default runs/TABLE (quick: -quick)."
-)
-@click.option("-q", "--quiet", is_flag=True, help="No progress display.")
+@click.option("--seeds", default="0", show_default=True, callback=_seeds, help="Seeds; the paper has three (0,1,2).")
+@click.option("--jobs", type=click.IntRange(min=1), help="Number of runs at a time. By default one for each core.")
+@click.option("--quick", is_flag=True, help="A small network and few rounds: takes minutes, but gives no result.")
+@overrides_option
+@click.option("--out", type=PATH, help="The folder of the grid. By default runs/TABLE, or runs/TABLE-quick.")
+@quiet_option
 @track_option
 def reproduce(
-    table: str | None,
-    listing: bool,
-    cells: tuple[str, ...],
-    methods: str,
-    seeds: str,
-    jobs: int | None,
-    quick: bool,
-    overrides: tuple[str, ...],
-    out: Path | None,
-    quiet: bool,
-    track: tuple["TrackerName", ...],
+    table: str | None, listing: bool, cells: tuple[str, ...], methods: str, out: Path | None, **options: Any
 ) -> None:
     """Run the cells of TABLE, a table or figure of the paper, and show the results.
 
@@ -101,43 +77,29 @@ def reproduce(
 
         show_server_cost(out or Path("runs/server-cost"), listing=listing)
         return
-    grid = load_grid(table, quick=quick)
-    picked = chosen(grid, cells, [name.strip() for name in methods.split(",") if name.strip()])
-    out = out or Path("runs") / (table + ("-quick" if quick else ""))
-    order = Order(overrides, _seeds(seeds), jobs, out, quick, quiet, track)
+    order = Order(**options)
+    grid = load_grid(table, quick=order.quick)
+    picked = chosen(grid, cells, names_in(methods))
     if listing:
         _list_cells(grid, picked, order)
     else:
-        _run(grid, picked, order)
+        _run(grid, picked, order, out or Path("runs") / (table + ("-quick" if order.quick else "")))
 
 
-def _seeds(text: str) -> list[int]:
-    try:
-        seeds = list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError as error:
-        raise FeddleError(f"--seeds takes whole numbers separated by commas, such as 0,1,2, got {text!r}") from error
-    if min(seeds) < 0:
-        raise FeddleError(f"--seeds takes numbers from 0 up, got {min(seeds)}")
-    return seeds
-
-
-def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
-    """Run the cells that are not finished, keep the grid's record, then report."""
+def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> None:
+    """Run the cells that are not finished, update the record of the grid, then report."""
     from feddle.grids import runner
     from feddle.grids.cells import is_done
 
-    out = order.out
     runner.open_folder(out, grid, quick=order.quick)
     command = shlex.join(["feddle", *sys.argv[1:]])
-    planned = _fetched(_planned(picked, order), quiet=order.quiet)
-    planned, conflicts = runner.without_conflicts(planned, out)
+    planned, conflicts = runner.without_conflicts(_fetched(_planned(picked, order), quiet=order.quiet), out)
     count = len(order.seeds) * sum(each.config is not None for each in planned)
     jobs = min(order.jobs or runner.cores(), max(count, 1))
     spare = runner.cores() // jobs
     tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
     runner.keep(out, grid, planned, quick=order.quick, command=command)
-    _report_left_out(planned)
-    for text in conflicts:
+    for text in (*_left_out(planned), *conflicts):
         click.echo(text, err=True)
     waiting = [task for task in tasks if not is_done(task)]
     failed: dict[str, Ended] = {}
@@ -149,13 +111,12 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     except KeyboardInterrupt:
         click.echo(f"feddle: interrupted; the runs so far are in {out}; the same command continues them", err=True)
         sys.exit(130)
-    known = runner.with_reasons(planned, failed, tasks)
-    runner.keep(out, grid, known, quick=order.quick, command=command)
+    runner.keep(out, grid, runner.with_reasons(planned, failed, tasks), quick=order.quick, command=command)
     _report(failed, out)
 
 
 def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
-    """The cells as they can be run here; an override that no cell accepts is an error."""
+    """The plans of the cells. An override that no cell accepts is an error."""
     from feddle.grids.plan import plan
 
     planned = [plan(cell, order.overrides) for cell in picked]
@@ -169,7 +130,7 @@ def _report(failed: "dict[str, Ended]", out: Path) -> None:
     for label, ended in failed.items():
         if ended.details:
             click.echo(f"{label}:\n{ended.details}", err=True)
-    report_on([out], out / "report.html")
+    report_on([out], out / REPORT)
     stopped = sum(ended.begun for ended in failed.values())
     if stopped:
         raise FeddleError(f"{stopped} of the runs did not finish, see above; the same command tries again")
@@ -177,46 +138,39 @@ def _report(failed: "dict[str, Ended]", out: Path) -> None:
 
 def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
     """Fetch data and weights before the display starts; a cell is left out if that fails."""
-    from feddle.grids.plan import sources_of
-
     reasons: dict[Source[Any], str] = {}
-    for source in dict.fromkeys(source for each in planned for source in sources_of(each)):
+    for source in dict.fromkeys(source for each in planned for source in each.sources):
         try:
             source.fetch(quiet=quiet)
         except FeddleError as error:
             reasons[source] = str(error)
     result = []
     for each in planned:
-        reason = next((reasons[source] for source in sources_of(each) if source in reasons), "")
+        reason = next((reasons[source] for source in each.sources if source in reasons), "")
         result.append(replace(each, config=None, reason=reason) if reason else each)
     return result
 
 
-def _report_left_out(planned: Sequence["Planned"]) -> None:
-    reasons: dict[str, int] = {}
-    for each in planned:
-        if each.reason:
-            reasons[each.reason] = reasons.get(each.reason, 0) + 1
-    for reason, count in reasons.items():
-        click.echo(f"left out, {count} {'cell' if count == 1 else 'cells'}: {reason}", err=True)
-    for text in dict.fromkeys(each.substitute for each in planned if each.substitute and not each.reason):
-        click.echo(f"substitute: {text}", err=True)
+def _left_out(planned: Sequence["Planned"]) -> list[str]:
+    """Messages about the cells that are left out, and about substitutes."""
+    reasons = Counter(each.reason for each in planned if each.reason)
+    substitutes = dict.fromkeys(each.substitute for each in planned if each.substitute and not each.reason)
+    left_out = [f"left out, {counted(count, 'cell')}: {reason}" for reason, count in reasons.items()]
+    return left_out + [f"substitute: {text}" for text in substitutes]
 
 
 def _list_tables() -> None:
     from feddle.grids.grid import load_grid, names
     from feddle.grids.plan import plan
 
-    table = Table("table", "what it shows", "cells", "here", box=None, pad_edge=False)
-    for name in names():
-        grid = load_grid(name)
-        here = sum(plan(cell).config is not None for cell in grid.cells)
-        table.add_row(name, grid.title, str(len(grid.cells)), str(here))
-    table.add_row("server-cost", "What a round costs the server", "8", "8")
-    Console().print(table)
-    click.echo(
-        "here: cells whose data and model are available on this machine; `feddle reproduce TABLE --list` has details"
-    )
+    rows = []
+    for grid in map(load_grid, names()):
+        available = sum(plan(cell).config is not None for cell in grid.cells)
+        rows.append((grid.name, grid.title, str(len(grid.cells)), str(available)))
+    rows.append(("server-cost", "What a round costs the server", "8", "8"))
+    print_table(("table", "title", "cells", "here"), rows)
+    click.echo("here: number of cells with data and model available on this machine")
+    click.echo("`feddle reproduce TABLE --list` lists the cells of a table")
 
 
 def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
@@ -224,28 +178,27 @@ def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     from feddle.grids.grid import glossary
     from feddle.grids.runner import cores
 
-    every = _planned(picked, order)
+    planned = _planned(picked, order)
     click.echo(f"{grid.title}. {grid.note}".rstrip())
     if meanings := glossary(grid):
         click.echo("In the names " + ", ".join(f"{short} is {words}" for short, words in meanings.items()) + ".")
-    table = Table("cell", "paper", "one core", "note", box=None, pad_edge=False)
+    rows, times = [], []
     notes: dict[str, int] = {}
-    total, runs = 0.0, 0
-    for planned in every:
-        cell, reason, seconds = planned.cell, planned.reason, None
+    for each in planned:
+        reason, seconds = each.reason, None
         try:
-            seconds = core_seconds(planned)
+            seconds = core_seconds(each)
         except FeddleError as error:  # its model cannot be built here
             reason = str(error)
-        if seconds is not None:
-            total, runs = total + len(order.seeds) * seconds, runs + len(order.seeds)
-        said = "" if cell.paper is None else f"{cell.paper[0]:.1f} ± {cell.paper[1]:.1f}"
-        note = f"left out: {reason}" if reason else planned.substitute
+        times += [] if seconds is None else [seconds]
+        paper = "" if each.cell.paper is None else f"{each.cell.paper[0]:.1f} ± {each.cell.paper[1]:.1f}"
+        note = f"left out: {reason}" if reason else each.substitute
         number = f"({notes.setdefault(note, len(notes) + 1)})" if note else ""
-        table.add_row(Text(cell.name), said, duration(seconds), number)
-    Console().print(table)
+        rows.append((each.cell.name, paper, duration(seconds), number))
+    print_table(("cell", "paper", "one core", "note"), rows)
     for note, place in notes.items():
         click.echo(f"({place}) {note}")
+    runs = len(order.seeds) * len(times)
     at_once = min(order.jobs or cores(), max(runs, 1))
-    estimate = duration(total / at_once)
-    click.echo(f"{runs} runs, about {estimate} with {at_once} at a time, by a short measurement on this machine")
+    time = duration(len(order.seeds) * sum(times) / at_once)
+    click.echo(f"{runs} runs, about {time} with {at_once} at a time, by a short measurement on this machine")

@@ -1,9 +1,8 @@
-"""Running one cell of a grid for one seed, in a process of its own."""
+"""Run one cell of a grid for one seed, in its own process."""
 
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from multiprocessing.connection import Connection
@@ -42,7 +41,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """The run in words."""
+        """The name of the run for readers."""
         return f"{self.name}, seed {self.seed}"
 
 
@@ -58,23 +57,22 @@ class Ended:
 
 
 def is_done(task: Task) -> bool:
-    """Whether there is nothing left to do for a task."""
+    """Whether a task is complete."""
     if not RunFolder(task.folder).is_finished():
         return False
     return task.waits is None or "clock" in read_cell(task.folder)
 
 
 def work(task: Task, pipe: Connection) -> None:
-    """The main function of a cell's process: send every round, then how the run ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its cells
+    """The main function of a process: send every round to the parent, then how the run ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which then stops its cells
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         ended = run_task(task, pipe.send)
     except (KeyboardInterrupt, BrokenPipeError):  # stopped by the parent, or the parent has died
         sys.exit(130)
-    except Exception as error:  # a bug that one cell meets should not end the others
-        details = traceback.format_exc()
-        ended = Ended(reason=f"{type(error).__name__}: {error}", details=details)
+    except Exception as error:  # a bug in one cell should not stop the others
+        ended = Ended(reason=f"{type(error).__name__}: {error}", details=traceback.format_exc())
     pipe.send(ended)
 
 
@@ -106,7 +104,7 @@ def run_task(task: Task, listener: Listener) -> Ended:
 
 
 def clock(task: Task, run: Run[Simulation] | None) -> list[int]:
-    """When each round of a server that waits for its slowest client ends, in rounds of one that does not wait."""
+    """The end of each round of a server that waits for its slowest client, in rounds of a server that does not wait."""
     assert task.waits is not None
     run = run or simulated(task.config.model_copy(update={"workers": 0}), build_problem(task.config, quiet=True))
     delays = Delays(sigma=task.waits, per=task.config.delays.per)
@@ -114,34 +112,30 @@ def clock(task: Task, run: Run[Simulation] | None) -> list[int]:
     lengths = []
     for now in range(task.config.rounds):
         asked = run.runtime.sample(now)
-        lengths.append(
-            1 + max(delays.draw(Job(client, jobs.get(client, 0), now), task.config.seed) for client in asked)
-        )
+        waiting = (delays.draw(Job(client, jobs.get(client, 0), now), task.config.seed) for client in asked)
+        lengths.append(1 + max(waiting))
         jobs |= {client: jobs.get(client, 0) + 1 for client in asked}
     return list(accumulate(lengths))
 
 
 def conflict(place: Path, config: Config) -> str:
-    """What the runs in a cell's folder have that differs from this config: its config or its data; else empty."""
+    """What differs between the runs in the folder of a cell and this config: "config", "data" or nothing ("")."""
     runs = sorted(path.parent for path in place.glob(f"seed*/{CONFIG}"))
-    if any(_config_of(run) != config_hash(config) for run in runs):
+    # a run that was stopped early has no record yet
+    kept = [read_cell(run).get("config") or config_hash(RunFolder(run).config()) for run in runs]
+    if set(kept) - {config_hash(config)}:
         return "config"
     contents = _contents(config) if runs else {}
     known = [read_cell(run).get("data", {}) for run in runs]
     return "data" if any(made.get(name, now) != now for made in known for name, now in contents.items()) else ""
 
 
-def _config_of(run: Path) -> str:
-    # a run that was stopped early has no record yet
-    return read_cell(run).get("config") or config_hash(RunFolder(run).config())
-
-
 def _record(task: Task) -> CellRecord:
-    """What produces a run; the source of a resumed run is that of all processes that worked on it."""
+    """What produces a run. A resumed run names the source of every process that worked on it."""
     sources = [*read_cell(task.folder).get("source", "").split(), source_digest()]
     return {
         "config": config_hash(task.config),
-        "data": dict(_contents(task.config)),
+        "data": _contents(task.config),
         "feddle": __version__,
         "source": " ".join(dict.fromkeys(sources)),
         "torch": torch.__version__,
@@ -149,8 +143,8 @@ def _record(task: Task) -> CellRecord:
     }
 
 
-def _contents(config: Config) -> Mapping[str, str | None]:
-    """The SHA-256 of each data set of a run, and of the folder of its model if the user brought one."""
+def _contents(config: Config) -> dict[str, str | None]:
+    """The SHA-256 of each data set of a run, and of the user's own model folder."""
     weights = config.model.weights()
     model = None if weights is None else weights.digest()
     return data_hashes(config) | ({} if model is None else {"model": model})
@@ -166,5 +160,5 @@ def data_hashes(config: Config) -> dict[str, str | None]:
     return hashes
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a signal handler's arguments
+def _interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the arguments of a signal handler
     raise KeyboardInterrupt

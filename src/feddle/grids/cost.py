@@ -1,9 +1,9 @@
-"""What a round costs the server, counted: FLOPs of each method's own merge, and the bytes that it keeps.
+"""What a round costs the server: the FLOPs of a method's merge, and the bytes of its state.
 
-The paper's setting: ViT-B/16 with adapters, 1000 clients, 50 a round and all on time, atlas and buffer of 100, the same
-number of server iterations for every method that trains. Nothing is estimated: merges are run and their operations
-counted. Since every count is linear in the number of layers, images and epochs, small ones are run and the paper's
-follow from them.
+The setting is the paper's: ViT-B/16 with adapters, 1000 clients, 50 updates per round without delays, atlas and buffer
+of 100, and the same number of server iterations for every method that trains. Merges are run and their operations
+counted. Every count is linear in the number of layers, images and epochs, so small numbers of them are run and the
+result is extrapolated, which is exact.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from feddle.run.run import parts_of
 from feddle.training.machine import one_thread
 
 CLIENTS, PER_ROUND, HELD = 1000, 50, 100
-SAMPLES, EPOCHS, BATCH = 1000, 10, 32  # at the server; the paper's figures fit 10,000 images a round
+SAMPLES, EPOCHS, BATCH = 1000, 10, 32  # at the server; the paper's figures fit 10,000 images per round
 CLASSES = 10
 METHODS: dict[str, dict[str, Any]] = {
     "fed+ft": {"name": "fed+ft"},
@@ -44,17 +44,17 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round costs the server, ours and in the paper."""
+    """What a round costs the server: our count and the paper's."""
 
     method: str
     gflops: float
-    cache_mb: float  # the network and what the method keeps, at most after a round
+    cache_mb: float  # the network and the state of the method, at its largest
     paper_gflops: float
     paper_cache_mb: float
 
 
 def measure(method: str, layers: tuple[int, int] = (1, 2)) -> Cost:
-    """A method's cost; counted with two shallow networks, whose difference is what every further layer adds."""
+    """The cost of a method. It is counted with two shallow networks; their difference is the cost of a layer."""
     with one_thread():
         low, high = ((_flops(method, depth), _kept(method, depth)) for depth in layers)
     slopes = [(b - a) / (layers[1] - layers[0]) for a, b in zip(low, high, strict=True)]
@@ -75,10 +75,11 @@ def _flops(method: str, layers: int) -> float:
 
 
 def _count(method: str, layers: int, images: int, epochs: int) -> int:
-    """FLOPs of the second merge of a small server, when its atlas is as full as it gets."""
+    """FLOPs of the second merge of a small server, when its atlas is full."""
     strategy, model, _ = _server(method, layers, images, epochs)
     if isinstance(strategy, Feddle):
-        _fill(strategy, model)
+        for arrival in _arrivals(model, 0):  # anchors of a first round, without a search
+            strategy.atlas.insert(arrival.update.job, arrival.update.delta)
     elif method in ("fedbuff", "ca2fl"):
         model = strategy.merge(model, _arrivals(model, 0), 1).weights
     counter = FlopCounterMode(display=False, custom_mapping=_MERGING)
@@ -87,14 +88,8 @@ def _count(method: str, layers: int, images: int, epochs: int) -> int:
     return int(counter.get_total_flops())
 
 
-def _fill(strategy: Feddle, model: Weights) -> None:
-    """Put a first round's anchors into Feddle's atlas without a search."""
-    for arrival in _arrivals(model, 0):
-        strategy.atlas.insert(arrival.update.job, arrival.update.delta)
-
-
 def _kept(method: str, layers: int) -> float:
-    """Bytes of the network and of the method's state, the most after any round until every client has reported."""
+    """Bytes of the network and of the method's state, the largest until every client has sent an update."""
     strategy, model, network = _server(method, layers, 1, 1)
     rounds = CLIENTS // PER_ROUND if method in ("fedavg", "fedasync", "fedbuff", "ca2fl") else 2
     most = 0
@@ -110,13 +105,8 @@ def _server(method: str, layers: int, images: int, epochs: int) -> tuple[Strateg
         options |= {"epochs": epochs, "batch_size": BATCH}
     if method == "feddle":
         options["search"] = {"name": "paper", "epochs": epochs, "batch_size": BATCH}
-    plan = Plan.model_validate(
-        {
-            "clients": {"count": CLIENTS, "per_round": PER_ROUND},
-            "training": {"epochs": epochs, "batch_size": BATCH},
-            "method": options,
-        }
-    )
+    clients, training = {"count": CLIENTS, "per_round": PER_ROUND}, {"epochs": epochs, "batch_size": BATCH}
+    plan = Plan.model_validate({"clients": clients, "training": training, "method": options})
     network = ViT(CLASSES, layers)
     pixels = torch.zeros(images, 3, IMAGE, IMAGE, dtype=torch.uint8)
     server = Images(pixels, torch.zeros(images, dtype=torch.long), 3)
@@ -126,38 +116,30 @@ def _server(method: str, layers: int, images: int, epochs: int) -> tuple[Strateg
 
 
 def _arrivals(model: Weights, number: int) -> list[Arrival]:
-    """What a round's clients send, all in time; a client reports again after all others have."""
+    """The updates of a round, none late. Clients take turns."""
     generator = torch.Generator().manual_seed(number)
     first = number * PER_ROUND % CLIENTS
-    return [
-        Arrival(
-            Update(Job(client, 0, 0), 1e-3 * torch.randn(len(model.vector), generator=generator), model.buffers, 50),
-            0,
-            model,
-        )
-        for client in range(first, first + PER_ROUND)
-    ]
+    arrivals = []
+    for client in range(first, first + PER_ROUND):
+        delta = 1e-3 * torch.randn(len(model.vector), generator=generator)
+        arrivals.append(Arrival(Update(Job(client, 0, 0), delta, model.buffers, 50), 0, model))
+    return arrivals
 
 
 def _elementwise(*_: Any, out_shape: Sequence[int], **__: Any) -> int:
     return prod(out_shape)
 
 
-def _vector(matrix: Sequence[int], *_: Any, **__: Any) -> int:
-    return 2 * prod(matrix)
+def _product(*shapes: Any, **_: Any) -> int:
+    """Of a matrix or vector with a vector; in `addmv` the vector to add comes first."""
+    return 2 * max(prod(shape) for shape in shapes if isinstance(shape, torch.Size))
 
 
-def _added_vector(_: Any, matrix: Sequence[int], *__: Any, **___: Any) -> int:
-    return 2 * prod(matrix)
-
-
-# torch counts products of matrices; merging is made of sums, scalings and products with vectors
+# torch counts matrix products; merging also needs sums, scalings and products with vectors
 _aten = torch.ops.aten
 _MERGING: dict[Any, Callable[..., int]] = {
     **dict.fromkeys(
         (_aten.add, _aten.add_, _aten.sub, _aten.sub_, _aten.mul, _aten.mul_, _aten.div, _aten.div_), _elementwise
     ),
-    **dict.fromkeys((_aten.mv, _aten.dot), _vector),
-    _aten.addmv: _added_vector,
-    _aten.addmv_: _added_vector,
+    **dict.fromkeys((_aten.mv, _aten.dot, _aten.addmv, _aten.addmv_), _product),
 }

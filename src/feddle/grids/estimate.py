@@ -1,4 +1,4 @@
-"""How long a cell will take here: a short measurement of its model, times the work that its config asks for."""
+"""Estimate the time of a cell: a short measurement of its model, times the number of examples in its config."""
 
 import json
 import math
@@ -24,27 +24,27 @@ from feddle.run.problem import build_model
 from feddle.training.machine import one_thread
 from feddle.training.train import Recipe
 
-_START = 3.0  # seconds until the first round: a process, the data
-_UNKNOWN = (50_000, 10_000, 10)  # of a data set that is not known before it is read: train, test, classes
+_START = 3.0  # seconds until the first round, to start a process and read the data
+_UNKNOWN = (50_000, 10_000, 10)  # assumed train and test images and classes of a data set that is not in the catalogue
 
 
 def core_seconds(planned: Planned) -> float | None:
-    """The time that one run of a cell takes on one core, roughly; None if it is left out."""
+    """The approximate time of one run of a cell on one core; None if the cell is left out."""
     config = planned.config
     if config is None:
         return None
     held = contents_of(config.data.name)
     train, test, classes = _UNKNOWN if held is None else (held.train, held.test, held.num_classes)
-    step, look = _measured(config.model.model_dump_json(), config.data.image_size, config.data.channels, classes)
+    step, evaluation = _measured(config.model.model_dump_json(), config.data.image_size, config.data.channels, classes)
     evaluations = math.ceil(config.rounds / config.evaluation.every)
     outside = config.data.server.name is not None
     server = config.data.server.samples_per_round if outside else config.data.server.samples or 1000
     own = _server_passes(config) * min(server, config.data.server.samples_per_round)
-    return _START + _client_passes(config, train) * step + config.rounds * own * step + evaluations * test * look
+    return _START + _client_passes(config, train) * step + config.rounds * own * step + evaluations * test * evaluation
 
 
 def _client_passes(config: Config, train: int) -> float:
-    """How many examples all clients together are trained on, in a whole run."""
+    """Number of training examples that all clients process in a run."""
     if isinstance(config.method, CenterOptions):
         return 0.0
     each = train / config.clients.count * config.training.epochs
@@ -52,7 +52,7 @@ def _client_passes(config: Config, train: int) -> float:
 
 
 def _arrivals(config: Config) -> float:
-    """The updates that a round uses: late ones that a method throws away need not be trained."""
+    """Mean number of updates per round. Late updates that a method discards are not trained."""
     method, sigma = config.method, config.delays.sigma
     base = method.base if isinstance(method, FedFTOptions) else method
     discards = isinstance(base, FedAvgOptions | HfclOptions | FedDFOptions) and base.late == "discard"
@@ -60,14 +60,14 @@ def _arrivals(config: Config) -> float:
 
 
 def _server_passes(config: Config) -> float:
-    """How often a round goes over the server's data, in training steps."""
+    """Passes over the server's data per round, each as expensive as training."""
     match config.method:
         case FeddleOptions(search=search):
             return 1.2 * search.iterations if isinstance(search, LbfgsSearch) else float(search.epochs)
         case FedFTOptions(epochs=epochs) | ConvexOptions(epochs=epochs):
             return float(epochs)
         case FedDFOptions(epochs=epochs):
-            return epochs + _arrivals(config) / 3  # each teacher looks once
+            return epochs + _arrivals(config) / 3  # each teacher evaluates once, which costs a third of a training pass
         case HfclOptions():
             return float(config.training.epochs)
         case CenterOptions(epochs=epochs):
@@ -78,7 +78,7 @@ def _server_passes(config: Config) -> float:
 
 @cache
 def _measured(model: str, size: int, channels: int, classes: int) -> tuple[float, float]:
-    """Seconds that one core takes to train on an example, and to look at one."""
+    """Seconds that one core needs to train on an example, and to evaluate one."""
     config = Config.model_validate({"model": json.loads(model), "data": {"image_size": size, "channels": channels}})
     built = build_model(config, classes)
     count = 32 if size <= 64 else 4
@@ -91,16 +91,16 @@ def _measured(model: str, size: int, channels: int, classes: int) -> tuple[float
         F.cross_entropy(built(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    def look() -> None:
+    def evaluate() -> None:
         with torch.no_grad():
             built(images)
 
     with one_thread():
-        return _fastest(step) / count, _fastest(look) / count
+        return _fastest(step) / count, _fastest(evaluate) / count
 
 
 def _fastest(work: Callable[[], None], seconds: float = 0.3) -> float:
-    """The shortest of several processor times, so that it does not matter what else runs on the machine."""
+    """The shortest of several processor times, so that other work on the machine matters less."""
     work()
     began = time.process_time()
     times: list[float] = []

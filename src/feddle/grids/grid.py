@@ -1,4 +1,4 @@
-"""From a table's YAML to its cells: which runs it is made of, and what the paper says of each."""
+"""Read the YAML file of a table: the cells that it has, and the number that the paper prints for each."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,34 +21,34 @@ class Cell:
     """One entry of a table: a run for each seed."""
 
     name: str  # such as cnn/fashion-mnist/dir0.1/sigma20/feddle-id
-    key: Mapping[str, Value]  # where it stands: a value for each of its axes
-    tree: Mapping[str, Any]  # its config, but for the seed and the data of another domain
-    server: str  # what the server holds for it: `own` data of the clients' task, `outside` data, or `none`
-    outside: tuple[str, ...]  # what may guide from another domain, the paper's set first; empty: in-domain
-    waits: float | None  # σ of the delays that a synchronous server waits out; None: it does not wait
+    key: Mapping[str, Value]  # its value on each axis
+    tree: Mapping[str, Any]  # its config, without seed and out-of-domain data
+    server: str  # data at the server: `own` (the clients' task), `outside` or `none`
+    outside: tuple[str, ...]  # out-of-domain data sets that may guide it, the paper's first; empty if in-domain
+    waits: float | None  # σ of the delays that a synchronous server waits for; None if it does not wait
     paper: tuple[float, float] | None  # mean and standard deviation in the paper, in per cent
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table or figure: its axes, of which the last makes the rows, and its cells."""
+    """A table or figure: its axes, the last of which gives the rows, and its cells."""
 
     name: str
     title: str
     note: str
     axes: Mapping[str, tuple[Value, ...]]
-    figure: tuple[str, ...]  # what of the history is drawn beside accuracy
+    figure: tuple[str, ...]  # fields of the history to draw besides accuracy
     cells: tuple[Cell, ...]
 
 
 def names() -> list[str]:
-    """Every table and figure that can be reproduced."""
+    """The names of all tables and figures."""
     found = [item.name.removesuffix(".yaml") for item in (_HERE / "tables").iterdir() if item.name.endswith(".yaml")]
     return sorted(set(found) - {"parts"}, key=lambda name: (not name.startswith("results-"), name))
 
 
 def load_grid(name: str, *, quick: bool = False) -> Grid:
-    """The grid of a table by its name; `quick` makes its network small and its runs short."""
+    """The grid of a table. With `quick` its network is small and its runs are short."""
     if name not in names():
         hint = did_you_mean(name, names(), "`feddle reproduce --list` shows all tables")
         raise FeddleError(f"unknown table {name!r}; {hint}")
@@ -56,9 +56,10 @@ def load_grid(name: str, *, quick: bool = False) -> Grid:
     axes = {axis: tuple(values) for axis, values in table["axes"].items()}
     keys = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     cells: dict[str, Cell] = {}
+    last = next(reversed(axes))
     for whole in keys:
-        along = table.get("once", {}).get(whole[next(reversed(axes))], tuple(axes))
-        key = {axis: value for axis, value in whole.items() if axis in along or axis == next(reversed(axes))}
+        along = {last, *table.get("once", {}).get(whole[last], axes)}
+        key = {axis: value for axis, value in whole.items() if axis in along}
         cell = _cell(table, name, whole, key, quick=quick)
         cells.setdefault(cell.name, cell)
     note, figure = table.get("note", ""), tuple(table.get("figure", ()))
@@ -66,34 +67,29 @@ def load_grid(name: str, *, quick: bool = False) -> Grid:
 
 
 def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cell]:
-    """The cells that one of the patterns picks and whose row is one of `rows`; nothing given: all."""
+    """The cells that match one of the patterns and are in one of `rows`; no patterns or rows match all."""
     last = next(reversed(list(grid.axes)))
-    unknown = [row for row in rows if row not in map(str, grid.axes[last])]
-    if unknown:
-        known = ", ".join(map(str, grid.axes[last]))
-        raise FeddleError(f"--methods: {grid.name} has no row {unknown[0]!r}; its rows are {known}")
-    picked = {name for pattern in patterns for name in _picked([cell.name for cell in grid.cells], pattern)}
-    found = [
-        cell
-        for cell in grid.cells
-        if (not patterns or cell.name in picked) and (not rows or str(cell.key[last]) in rows)
-    ]
+    known, every = list(map(str, grid.axes[last])), [cell.name for cell in grid.cells]
+    if unknown := set(rows) - set(known):
+        raise FeddleError(f"--methods: {grid.name} has no row {min(unknown)!r}; its rows are {', '.join(known)}")
+    picked = {name for pattern in patterns for name in _picked(every, pattern)} if patterns else every
+    found = [cell for cell in grid.cells if cell.name in picked and str(cell.key[last]) in (rows or known)]
     if not found:
         raise FeddleError(
             f"no cell of {grid.name} matches {', '.join(patterns)}; "
-            f"`feddle reproduce {grid.name} --list` tells their names, such as {grid.cells[0].name}"
+            f"`feddle reproduce {grid.name} --list` lists the names, such as {grid.cells[0].name}"
         )
     return found
 
 
 def _picked(cells: Sequence[str], pattern: str) -> list[str]:
-    """The names that have the pattern as whole parts between slashes; only where none has, those that contain it."""
-    whole = [name for name in cells if f"/{pattern.strip('/')}/" in f"/{name}/"]  # so cifar10 is not cifar100
+    """The names that have the pattern as whole parts between slashes; if there are none, those that contain it."""
+    whole = [name for name in cells if f"/{pattern.strip('/')}/" in f"/{name}/"]  # cifar10 does not match cifar100
     return whole or [name for name in cells if pattern in name]
 
 
 def words(axis: str, value: Value) -> str:
-    """A value as people read it: Dir(0.1), σ = 20."""
+    """A value for readers, such as Dir(0.1) or σ = 20."""
     parts = _read("tables/parts.yaml")
     number = parts["numbers"].get(axis)
     if number is None:
@@ -104,7 +100,7 @@ def words(axis: str, value: Value) -> str:
 
 
 def glossary(grid: Grid) -> dict[str, str]:
-    """What the numbers in the names of cells stand for, in words."""
+    """The meaning of the numbers in the names of cells, in words."""
     parts = _read("tables/parts.yaml")
     pairs = [(axis, value) for axis, values in grid.axes.items() if axis in parts["numbers"] for value in values]
     return {_short(parts, axis, value): words(axis, value) for axis, value in pairs}
@@ -114,17 +110,19 @@ def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dic
     parts = _read("tables/parts.yaml")
     setting = {**table.get("fixed", {}), **whole}
     tree = dict(parts["base"])
-    for axis, value in sorted(setting.items(), key=lambda pair: pair[0] == "components"):  # switches of a method last
-        tree = _laid_over(tree, _part(parts, axis, value))
-    tree = _laid_over(tree, table.get("config", {}))
+    for axis, value in sorted(
+        setting.items(), key=lambda pair: pair[0] == "components"
+    ):  # they change options of a method
+        tree = _merged(tree, _part(parts, axis, value))
+    tree = _merged(tree, table.get("config", {}))
     candidates, server, waits = (tree.pop(word, None) for word in ("outside", "server", "waits"))
     if quick:
         shorter = parts["quick"]["rounds"] / tree["rounds"]
-        tree = _laid_over(tree, parts["quick"])
-        tree = _laid_over(tree, {"delays": {"sigma": round(shorter * tree["delays"]["sigma"], 3)}})
+        tree = _merged(tree, parts["quick"])
+        tree = _merged(tree, {"delays": {"sigma": round(shorter * tree["delays"]["sigma"], 3)}})
     sigma = float(tree["delays"]["sigma"])
     if waits:
-        tree = _laid_over(tree, {"delays": {"sigma": 0}})
+        tree = _merged(tree, {"delays": {"sigma": 0}})
     return Cell(
         name="/".join(_short(parts, axis, value) for axis, value in key.items()),
         key=key,
@@ -137,10 +135,9 @@ def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dic
 
 
 def _part(parts: Mapping[str, Any], axis: str, value: Value) -> dict[str, Any]:
-    """What a value along an axis means, as a piece of a config."""
+    """A value of an axis as a part of a config."""
     if axis not in parts["numbers"]:
-        part: dict[str, Any] = parts[axis][value]
-        return part
+        return dict(parts[axis][value])
     piece: Any = value
     for step in reversed(parts["numbers"][axis]["key"].split(".")):
         piece = {step: piece}
@@ -152,19 +149,19 @@ def _short(parts: Mapping[str, Any], axis: str, value: Value) -> str:
     return str(value) if number is None else f"{number['short']}{value:g}"
 
 
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two config trees, the second over the first; another choice (`name`) brings none of the first one's options."""
-    merged = dict(below)
-    for key, value in above.items():
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two config trees merged; the second wins. A section with another `name` is replaced as a whole."""
+    merged = dict(first)
+    for key, value in second.items():
         old: Any = merged.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
         another = both and "name" in old and "name" in value and old["name"] != value["name"]
-        merged[key] = _laid_over(old, value) if both and not another else value
+        merged[key] = _merged(old, value) if both and not another else value
     return merged
 
 
 def _paper(part: str | None, table: str, key: Mapping[str, Value]) -> tuple[float, float] | None:
-    """What the paper prints for a cell."""
+    """The mean and standard deviation that the paper prints for a cell."""
     if part == "accuracy":
         wanted = {"table": table, **key}
         for row in paper()["accuracy"]:

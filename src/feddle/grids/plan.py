@@ -1,4 +1,4 @@
-"""What of a grid can be run here: the config of each cell, or the reason why it is left out."""
+"""Plan the cells of a grid: the config of each, or the reason why it cannot be run on this machine."""
 
 import hashlib
 import json
@@ -14,25 +14,30 @@ from feddle.records import CellEntry
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
 
-_HOW = ("seed", "workers", "checkpoint")  # what a config says of how it is run, not of what
-_WAITS = "a server that waits meets no delay, and its clock has the table's σ; leave out -o delays.sigma"
+_HOW = ("seed", "workers", "checkpoint")  # keys that do not change what a config computes
+_WAITS = "a server that waits has no delays, and its clock uses the σ of the table; leave out -o delays.sigma"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A cell as it can be run here."""
+    """A cell with the config for this machine."""
 
     cell: Cell
     config: Config | None  # for seed 0
     reason: str = ""  # why it is left out
-    substitute: str = ""  # what stands in for what the paper used, in words
-    changed: tuple[str, ...] = ()  # what the user set to another value than the table's
-    refused: bool = False  # left out since its config does not take what the user set
+    substitute: str = ""  # what replaces data that the paper used, in words
+    changed: tuple[str, ...] = ()  # overrides of the user that change the setting of the table
+    refused: bool = False  # left out because its config does not accept the overrides
 
     def with_seed(self, seed: int, workers: int | None) -> Config:
-        """The config of one of its runs; the number of workers does not change what comes of it."""
+        """The config of one of its runs. The number of workers does not change the result."""
         assert self.config is not None
         return self.config.model_copy(update={"seed": seed, "workers": workers})
+
+    @property
+    def sources(self) -> list[Source[Any]]:
+        """The data and weights that it reads."""
+        return [] if self.config is None else self.config.sources()
 
 
 def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
@@ -41,10 +46,10 @@ def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
     if cell.outside:
         guide = _guide(cell, overrides)
         server = {k: v for k, v in tree["data"]["server"].items() if k != "samples"}
-        # of ImageNet the paper takes 250,000 images, of what stands in for it all
+        # the paper uses 250,000 images of ImageNet; of a substitute, all images are used
         samples = {"samples": 250_000} if guide == "imagenet" else {}
         tree["data"] = {**tree["data"], "server": {**server, "name": guide, **samples}}
-    elif not _last(overrides, "data.server.name"):  # the folder is meant for cells with data of another domain
+    elif not _last(overrides, "data.server.name"):  # the folder is for cells with out-of-domain data
         overrides = [text for text in overrides if text.partition("=")[0] != "data.server.folder"]
     try:
         config = parse_config(tree, overrides)
@@ -53,22 +58,21 @@ def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
         return Planned(cell, None, str(error).removeprefix("config: "), refused=bool(overrides))
     if cell.waits is not None and config.delays.sigma:
         return Planned(cell, None, _WAITS, refused=True)
-    changed = tuple(text for text in overrides if not _is_place(text.partition("=")[0]))
-    reason = next((reason for reason in reasons if reason), "")
-    if reason:
-        return Planned(cell, None, reason)
-    return Planned(cell, config, substitute=_substitute(cell, config.data.server.name), changed=changed)
-
-
-def _is_place(key: str) -> bool:
-    """Whether a key does not make a cell another one: where files are, or how it is run."""
-    return key.endswith("folder") or key.partition(".")[0] in _HOW
+    if any(reasons):
+        return Planned(cell, None, next(filter(None, reasons)))
+    keys = {text: text.partition("=")[0] for text in overrides}
+    # where files are and how a cell is run do not change its setting
+    changed = [text for text, key in keys.items() if not key.endswith("folder") and key.partition(".")[0] not in _HOW]
+    used, substitute = config.data.server.name, ""
+    if used and cell.outside and used != cell.outside[0]:
+        substitute = f"{title_of(used)} guides instead of {title_of(cell.outside[0])}"
+    return Planned(cell, config, substitute=substitute, changed=tuple(changed))
 
 
 def _guide(cell: Cell, overrides: Sequence[str]) -> str:
-    """What guides from another domain: what the user says, else the first that is here.
+    """The out-of-domain data set: the user's choice, else the first that is available.
 
-    A folder that the user names is the paper's set's: where it is not right, that is said, and nothing stands in.
+    A folder from the user belongs to the paper's data set. If that folder is wrong, there is no substitute.
     """
     if _last(overrides, "data.server.folder") or _last(overrides, "data.server.name"):
         return _last(overrides, "data.server.name") or cell.outside[0]
@@ -76,23 +80,12 @@ def _guide(cell: Cell, overrides: Sequence[str]) -> str:
 
 
 def _last(overrides: Sequence[str], key: str) -> str:
-    """What the overrides set a key to; empty if they do not."""
+    """The last value that the overrides give to a key; empty if there is none."""
     return next((text.partition("=")[2] for text in reversed(overrides) if text.partition("=")[0] == key), "")
 
 
-def sources_of(planned: Planned) -> list[Source[Any]]:
-    """What a cell reads."""
-    return [] if planned.config is None else planned.config.sources()
-
-
-def _substitute(cell: Cell, guide: str | None) -> str:
-    if not cell.outside or guide is None or guide == cell.outside[0]:
-        return ""
-    return f"{title_of(guide)} guides in place of {title_of(cell.outside[0])}"
-
-
 def config_hash(config: Config) -> str:
-    """The SHA-256 of a config without seed, workers and checkpoints, which do not change what is computed."""
+    """The SHA-256 of a config without seed, workers and checkpoints."""
     tree = {key: value for key, value in config.model_dump(mode="json").items() if key not in _HOW}
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 

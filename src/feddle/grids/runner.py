@@ -1,14 +1,15 @@
-"""Running the cells of a grid, several at a time. A finished cell is never run again."""
+"""Run the cells of a grid, several at a time. A finished cell is never run again."""
 
 import multiprocessing
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from filelock import FileLock
 
@@ -35,7 +36,7 @@ class Display(Protocol):
         """A task has ended."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Running:
     task: Task
     process: BaseProcess
@@ -55,19 +56,11 @@ def tasks_of(
     track: tuple[TrackerName, ...] = (),
 ) -> list[Task]:
     """A run for each available cell and each seed. Seed by seed, so that a whole table is complete early."""
-    found = [each for each in planned if each.config is not None]
-    return [
-        Task(
-            each.cell.name,
-            seed,
-            out / each.cell.name / f"seed{seed}",
-            each.with_seed(seed, workers),
-            each.cell.waits,
-            track,
-        )
-        for seed in seeds
-        for each in found
-    ]
+    tasks = []
+    for seed, each in product(seeds, [each for each in planned if each.config is not None]):
+        folder, config = out / each.cell.name / f"seed{seed}", each.with_seed(seed, workers)
+        tasks.append(Task(each.cell.name, seed, folder, config, each.cell.waits, track))
+    return tasks
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int, display: Display) -> dict[str, Ended]:
@@ -81,8 +74,9 @@ def run_tasks(tasks: Sequence[Task], jobs: int, display: Display) -> dict[str, E
                 task = waiting.pop()
                 display.begin(task)
                 running.append(_start(task))
-            for each in _ready(running):
-                ended = _hear(each, display)
+            ready = wait([each.pipe for each in running])
+            for each in [each for each in running if each.pipe in ready]:
+                ended = _receive(each, display)
                 if ended is not None:
                     running.remove(each)
                     display.end(each.task, ended)
@@ -90,32 +84,25 @@ def run_tasks(tasks: Sequence[Task], jobs: int, display: Display) -> dict[str, E
                         failed[each.task.label] = ended
     finally:
         for each in running:
-            each.process.terminate()  # its rounds so far stay on disk
+            each.process.terminate()  # its rounds so far remain on disk
         for each in running:
             each.process.join()
     return failed
 
 
 def _start(task: Task) -> _Running:
-    # A server that has imported torch forks a process for each cell, so cells start at once.
-    if sys.platform == "linux":
-        server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["feddle.grids.cells"])
-    receiving, sending = multiprocessing.Pipe(duplex=False)
-    start = multiprocessing.get_context("spawn").Process if sys.platform != "linux" else server.Process
-    process = start(target=work, args=(task, sending), name=f"feddle {task.label}")
+    context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    if sys.platform == "linux":  # a fork server that has imported torch starts each cell at once
+        context.set_forkserver_preload(["feddle.grids.cells"])
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=work, args=(task, sending), name=f"feddle {task.label}")
     process.start()
-    sending.close()  # otherwise the end of the process would go unnoticed
+    sending.close()  # otherwise the end of the process would not be noticed
     return _Running(task, process, receiving)
 
 
-def _ready(running: Sequence[_Running]) -> list[_Running]:
-    heard = wait([each.pipe for each in running])
-    return [each for each in running if each.pipe in heard]
-
-
-def _hear(each: _Running, display: Display) -> Ended | None:
-    """Pass on one message of a process; return how the task ended if it was the last."""
+def _receive(each: _Running, display: Display) -> Ended | None:
+    """Pass one message of a process to the display; return how the task ended if it was the last."""
     try:
         message = each.pipe.recv()
     except EOFError:
@@ -131,7 +118,7 @@ def _hear(each: _Running, display: Display) -> Ended | None:
 
 
 def open_folder(out: Path, grid: Grid, *, quick: bool) -> GridRecord:
-    """The record of the grid in a folder, empty at first; a folder with another grid is refused."""
+    """The record of the grid in a folder, or an empty one. A folder with another grid is refused."""
     if out.exists() and not out.is_dir():
         raise FeddleError(f"{out} is a file; name another folder with --out")
     if not (out / GRID).exists():
@@ -141,23 +128,23 @@ def open_folder(out: Path, grid: Grid, *, quick: bool) -> GridRecord:
         kind = (held["grid"], held["quick"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FeddleError(
-            f"{out / GRID} is not what feddle wrote ({type(error).__name__} {error}); remove it and give the command "
-            "again, which keeps the runs beside it, or name another folder with --out"
+            f"{out / GRID} is damaged ({type(error).__name__} {error}); remove that file and give the command again, "
+            "which keeps the runs, or name another folder with --out"
         ) from error
     if kind != (grid.name, quick):
         word = "quick runs" if kind[1] else "full runs"
         raise FeddleError(
-            f"{out} holds {word} of {kind[0]}, which are never mixed with others; name another with --out"
+            f"{out} holds {word} of {kind[0]}, which are never mixed with others; name another folder with --out"
         )
     return held
 
 
 def without_conflicts(planned: Sequence[Planned], out: Path) -> tuple[list[Planned], list[str]]:
-    """The cells that can be run into a folder, and messages about those that it holds with another config or data."""
+    """The cells that can be run in a folder, and messages about those that it has with another config or data."""
     checked = {each.cell.name: conflict(out / each.cell.name, each.config) for each in planned if each.config}
     found = {name: what for name, what in checked.items() if what}
     messages = [
-        f"{name}: not run, since its folder holds runs with another {what}; "
+        f"{name}: not run, because its folder has runs with another {what}; "
         f"remove {out / name} to run it again, or name another folder with --out"
         for name, what in found.items()
     ]
@@ -167,10 +154,10 @@ def without_conflicts(planned: Sequence[Planned], out: Path) -> tuple[list[Plann
 def keep(out: Path, grid: Grid, planned: Sequence[Planned], *, quick: bool, command: str) -> None:
     """Add these cells to the grid's record."""
     out.mkdir(parents=True, exist_ok=True)
-    with FileLock(out / ".grid.lock"):  # another command may fill the same folder; what it wrote stays
+    with FileLock(out / ".grid.lock"):  # another command may run cells in the same folder
         held = open_folder(out, grid, quick=quick)
         ran = {name for name in held["cells"] if any((out / name).glob(f"seed*/{CONFIG}"))}
-        # a cell that was run stays in the tables if what it needs is missing now
+        # a cell that was run stays in the tables even if its data is missing now
         new = {each.cell.name: described(each) for each in planned if each.config or each.cell.name not in ran}
         cells = {**held["cells"], **new}
         record: GridRecord = {
@@ -189,8 +176,7 @@ def keep(out: Path, grid: Grid, planned: Sequence[Planned], *, quick: bool, comm
 
 
 def with_reasons(planned: Sequence[Planned], failed: Mapping[str, Ended], tasks: Sequence[Task]) -> list[Planned]:
-    """The plan with the reasons of cells that could not be set up when they were tried."""
-    reasons = {
-        task.name: failed[task.label].reason for task in tasks if task.label in failed and not failed[task.label].begun
-    }
+    """The planned cells, with the reason of each that could not be set up."""
+    ended = {task.name: failed[task.label] for task in tasks if task.label in failed}
+    reasons = {name: each.reason for name, each in ended.items() if not each.begun}
     return [replace(each, reason=reasons.get(each.cell.name, each.reason)) for each in planned]

@@ -1,4 +1,4 @@
-"""ViT-B/16 with low-rank adapters, as the paper's cost table has it: its shapes, with random weights."""
+"""ViT-B/16 with low-rank adapters, for the paper's cost table. It has the right shapes and random weights."""
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class Adapted(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and two wider layers, each beside a shortcut."""
+    """Attention and two wider layers, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Block(nn.Module):
         self.wide, self.narrow = Adapted(WIDTH, 4 * WIDTH), Adapted(4 * WIDTH, WIDTH)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (n, t, WIDTH) to as many."""
+        """Tokens (n, t, WIDTH) to tokens of the same shape."""
         count, length, _ = tokens.shape
         packed = self.qkv(self.norm1(tokens)).view(count, length, 3, HEADS, WIDTH // HEADS)
         query, key, value = packed.permute(2, 0, 3, 1, 4)

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from feddle.report.markup import Markup, element, join
 from feddle.report.scale import Axis, tick_text
 
-COLOURS = 6  # `.s0` to `.s5` in page.css; further runs repeat them with another dash.
+COLOURS = 6  # `.s0` to `.s5` in page.css; further lines repeat them with another dash pattern.
 DASHES = (None, "7 3", "2 3", "9 3 2 3")
 
 
 @dataclass(frozen=True)
 class Size:
-    """One drawing of a chart: the page shows `wide` or `narrow`, so that text keeps its size on a phone."""
+    """One drawing of a chart. The page shows `wide` or `narrow`, so that text is readable on a phone."""
 
     name: str
     width: float
@@ -20,17 +20,17 @@ class Size:
 
 
 def colour(index: int) -> str:
-    """The class that gives the n-th run its colour."""
+    """The class for the colour of the n-th line."""
     return f"s{index % COLOURS}"
 
 
 def dash(index: int) -> str | None:
-    """The dash pattern of the n-th run."""
+    """The dash pattern of the n-th line."""
     return DASHES[index // COLOURS % len(DASHES)]
 
 
 def drawing(size: Size, kind: str, spoken: str, *children: Markup, **attributes: str | float) -> Markup:
-    """An SVG of that size; `spoken` is read out in its place."""
+    """An SVG of that size; screen readers read `spoken`."""
     return element(
         "svg",
         *children,
@@ -57,5 +57,5 @@ def frame(x: Axis, y: Axis, unit: str = "", word: str = "round", pad: float = 0.
 
 
 def margin_for(y: Axis, unit: str = "") -> float:
-    """Room for the longest tick text of a vertical axis, in pixels."""
+    """Width of the longest tick text of a vertical axis, in pixels."""
     return 8.0 * max(len(tick_text(tick, y.step) + unit) for tick in y.ticks) + 10

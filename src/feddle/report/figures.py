@@ -1,4 +1,4 @@
-"""Curves as PNG or PDF figures for a paper, by matplotlib."""
+"""Curves as PNG or PDF figures for a paper, with matplotlib."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ _STYLES = ("-", "--", ":", "-.")
 
 
 def draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
-    """A figure of accuracy over rounds for each setting with results."""
+    """Draw accuracy over rounds, one figure for each setting with results."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -30,10 +30,8 @@ def draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
             axes = figure.add_subplot()
             if not _curves(axes, panel, column):
                 continue
-            title = ", ".join(filter(None, (panel.title, head)))
-            axes.set_xlabel("round")
-            axes.set_ylabel("accuracy, %")
-            axes.set_title(title, fontsize=9)
+            axes.set(xlabel="round", ylabel="accuracy, %")
+            axes.set_title(", ".join(filter(None, (panel.title, head))), fontsize=9)
             notes = "\n".join(line for text in footnotes(grid) for line in wrap(text, 110))
             figure.supxlabel(notes, fontsize=5)
             axes.legend(fontsize=7, ncols=2, frameon=False)
@@ -53,9 +51,8 @@ def _curves(axes: Any, panel: Panel, column: int) -> bool:
             continue
         ink, style = _INK[index % COLOURS], _STYLES[index // COLOURS % len(_STYLES)]
         rounds, values = zip(*points, strict=True)
-        axes.plot(rounds, [100 * v for v in values], style, color=ink, lw=1.2, label=label + marks(cell))
+        axes.plot(rounds, values, style, color=ink, lw=1.2, label=label + marks(cell))
         if band:
-            low, high = ([100 * entry[i] for entry in band] for i in (1, 2))
-            axes.fill_between([at for at, *_ in band], low, high, color=ink, alpha=0.16, lw=0)
+            axes.fill_between(*zip(*band, strict=True), color=ink, alpha=0.16, lw=0)
         drawn = True
     return drawn

@@ -2,11 +2,12 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
-from feddle.report.numbers import NONE, Spread, mean_of
+from feddle.report.numbers import NONE, Spread, counted, mean_of
 from feddle.report.page import write_document
 from feddle.report.tables import QUICK, Entry, footnotes, from_clean, legend, results
 from feddle.report.warnings import sources, warnings
@@ -15,7 +16,7 @@ _COSTS = ("seconds", "bytes_up", "bytes_down", "negative_share")
 
 
 def export(grids: Sequence[Grid], formats: Sequence[str], folder: Path) -> list[Path]:
-    """Write grids into a folder: each table format is one file a grid, each figure format one a setting."""
+    """Write grids to files: one per grid for a table format, one per setting for a figure format."""
     names = [grid.record["grid"] for grid in grids]
     places = [place.replace("/", "-") for place in distinct_names([grid.folder for grid in grids])]
     written = []
@@ -37,16 +38,14 @@ def _title(grid: Grid) -> str:
 
 
 def _notes(grid: Grid) -> list[str]:
-    left_out = [f"Left out, {len(cells)} of the cells: {reason}" for reason, cells in grid.left_out.items()]
+    left_out = [f"Left out, {counted(len(cells), 'cell')}: {reason}" for reason, cells in grid.left_out.items()]
     return [legend(grid), *footnotes(grid), *warnings(grid), *left_out]
 
 
 def to_markdown(grid: Grid) -> str:
     """Every panel as a Markdown table."""
-    blocks = [f"# {_title(grid)}\n"]
-    if grid.quick:
-        blocks.append(f"**{QUICK}**\n")
-    shown = 2 if any(cell.entry.get("paper") for cell in grid.cells) else 1  # our number, and the paper's beside it
+    blocks = [f"# {_title(grid)}\n", *([f"**{QUICK}**\n"] if grid.quick else [])]
+    shown = 2 if any(cell.entry.get("paper") for cell in grid.cells) else 1  # our number, and the paper's next to it
     for panel in grid.panels:
         heads = [panel.axis, *(text for head in panel.heads for text in (head, "paper")[:shown])]
         lines = [_bars(heads), _bars(["---"] * len(heads))]
@@ -76,23 +75,16 @@ def _latex_panel(grid: Grid, panel: Panel) -> str:
         " & ".join([_tex(row.label), *(text for entry in row.entries for text in [_latex_entry(entry)] * entry.span)])
         for row in results(grid, panel, measures=False).rows
     ]
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{_tex(caption)}.{small}}}",
-            rf"\begin{{tabular}}{{l{'c' * len(panel.columns)}}}",
-            r"\toprule",
-            " & ".join(["", *map(_tex, panel.heads)]) + r" \\",
-            r"\midrule",
-            *(rf"{row} \\" for row in rows),
-            r"\bottomrule",
-            r"\end{tabular}",
-            rf"\par\smallskip\footnotesize {_tex(' '.join(notes))}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    lines = [
+        rf"\begin{{table}}\centering\caption{{{_tex(caption)}.{small}}}",
+        rf"\begin{{tabular}}{{l{'c' * len(panel.columns)}}}\toprule",
+        " & ".join(["", *map(_tex, panel.heads)]) + r" \\\midrule",
+        *(rf"{row} \\" for row in rows),
+        r"\bottomrule\end{tabular}",
+        rf"\par\smallskip\footnotesize {_tex(' '.join(notes))}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _latex_entry(entry: Entry) -> str:
@@ -121,11 +113,16 @@ def _tex(text: str) -> str:
 
 
 def to_csv(grid: Grid) -> str:
-    """One line for each cell, with every number of the page and what to know before it is used."""
+    """One line for each cell, with all numbers of the page and the marks and warnings that belong to them."""
     axes = list(grid.record["axes"])
-    rows = [{**{axis: cell.entry["key"].get(axis, "") for axis in axes}, **_columns(grid, cell)} for cell in grid.cells]
+    keys = [{axis: cell.entry["key"].get(axis, "") for axis in axes} for cell in grid.cells]
+    return csv_text([{**key, **_columns(grid, cell)} for key, cell in zip(keys, grid.cells, strict=True)])
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same fields as CSV."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else axes, lineterminator="\n")
+    writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
@@ -149,7 +146,7 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
         "substitute": entry.get("substitute", ""),
         "left_out": entry.get("left_out", ""),
         "changed": " ".join(entry.get("changed") or ()),
-        "other_config": int(any(cell.differs(run) for run in cell.runs)),
+        "other_config": int(cell.has_other_config),
         "from_clean": "" if points is None else f"{points:g}",
         "feddle": " ".join(dict.fromkeys(run.made["feddle"] for run in cell.runs if "feddle" in run.made)),
         "source": " ".join(dict.fromkeys(source for run in cell.runs for source in sources(run))),

@@ -12,6 +12,7 @@ from feddle.core.errors import FeddleError
 from feddle.records import (
     CONFIG,
     GRID,
+    AxisValue,
     CellEntry,
     GridRecord,
     HistoryLine,
@@ -23,8 +24,8 @@ from feddle.records import (
 from feddle.report.numbers import Spread, listed, spread_of
 
 CENTER = "center"
-PANEL_AXES = ("model", "dataset")  # each of their values has tables of its own
-_KEYS = {  # where a config has the value of a column
+PANEL_AXES = ("model", "dataset")  # each of their values has its own tables
+_KEYS = {  # config keys of columns
     "dirichlet": ("data", "partition", "alpha"),
     "delay_sigma": ("delays", "sigma"),
     "label_noise": ("data", "label_noise"),
@@ -59,30 +60,26 @@ class Cell:
 
     @property
     def has_own_data(self) -> bool:
-        """Whether the server holds data of the clients' task; the paper compares such methods with each other."""
+        """Whether the server holds in-domain data. The paper compares such methods with each other."""
         return self.entry.get("server") == "own"
 
     @property
     def is_table_setting(self) -> bool:
-        """Whether its runs have the setting of the table: nothing substituted, nothing changed."""
-        other = any(self.differs(run) for run in self.runs)
-        return not (self.entry.get("substitute") or self.entry.get("changed") or other)
+        """Whether its runs have the setting of the table, without a substitute or a change."""
+        return not (self.entry.get("substitute") or self.entry.get("changed") or self.has_other_config)
 
-    def differs(self, run: RunRecord) -> bool:
-        """Whether a run has another config than the grid says."""
-        return "config" in run.made and run.made["config"] != self.entry.get("config")
-
-    def time_of(self, run: RunRecord, at: int) -> float:
-        """When a round of one of its runs ended, in rounds of a server that does not wait."""
-        clock = run.made.get("clock", [])
-        return float(clock[at - 1]) if at <= len(clock) else float(at)
+    @property
+    def has_other_config(self) -> bool:
+        """Whether a run has another config than the record of the grid."""
+        configs = [run.made["config"] for run in self.runs if "config" in run.made]
+        return any(config != self.entry.get("config") for config in configs)
 
     def curve(self, field: str = "accuracy") -> tuple[Points, Band]:
-        """The mean over seeds in the rounds that all seeds have, and the range of the seeds.
+        """The mean over seeds in the rounds that all seeds have, and the range of the seeds. Accuracy is in per cent.
 
-        The range of a single seed is that of its clients, where the field has one.
+        With a single seed, the range is that of its clients, if the field has one.
         """
-        curves = [dict(run.curve) if field == "accuracy" else _values(run.history, field, "mean") for run in self.runs]
+        curves = [_values(run.history, field, "mean") for run in self.runs]
         shared = sorted(set.intersection(*map(set, curves))) if curves else []
         values = {at: [curve[at] for curve in curves] for at in shared}
         band = [(at, min(found), max(found)) for at, found in values.items()]
@@ -93,20 +90,20 @@ class Cell:
 
 
 def _values(history: Sequence[HistoryLine], field: str, part: str) -> dict[int, float]:
-    """A field of the history by round: of a mapping one part, of a list its first number."""
-    found = {}
+    """A field of the history by round: one part of a mapping, or the first number of a list."""
+    found, factor = {}, 100 if field == "accuracy" else 1
     for line in history:
         value: Any = line.get(field)
         value = value.get(part) if isinstance(value, dict) else value
         number = finite(value[0] if isinstance(value, list) and value else value)
         if number is not None:
-            found[line["round"]] = number
+            found[line["round"]] = round(factor * number, 6)
     return found
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The cells with one model and data set, as rows by columns. A cell may belong to all columns."""
+    """The cells with one model and data set, by row and column. A cell without a column belongs to all columns."""
 
     title: str
     rows: Mapping[str, str]  # row names for readers
@@ -117,7 +114,7 @@ class Panel:
     leader: str = CENTER  # the row that charts emphasise
 
     def at(self, row: str, column: int) -> Cell | None:
-        """The cell in a place, or the one that belongs to all columns."""
+        """The cell in a row and column, or the one that belongs to all columns."""
         return self.cells.get((row, column), self.cells.get((row, None)))
 
     def column(self, column: int) -> dict[str, Cell]:
@@ -132,7 +129,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Grid:
-    """A grid, read."""
+    """A grid and its runs."""
 
     folder: Path
     record: GridRecord
@@ -142,7 +139,7 @@ class Grid:
 
     @property
     def quick(self) -> bool:
-        """Whether its runs are small and short, and so not results."""
+        """Whether its runs are small and short, so that they are not results."""
         return bool(self.record.get("quick"))
 
     @property
@@ -161,12 +158,12 @@ class Grid:
 
 
 def is_grid(folder: Path) -> bool:
-    """Whether `feddle reproduce` wrote a folder."""
+    """Whether a folder was written by `feddle reproduce`."""
     return (folder / GRID).is_file()
 
 
 def read_grids(folders: Sequence[Path]) -> list[Grid]:
-    """The grids in these folders; single runs, or folders of them, together are one more."""
+    """The grids in these folders. All single runs together form one more grid."""
     singles = [folder for folder in folders if not is_grid(folder)]
     grids = [read_grid(folder) for folder in folders if is_grid(folder)]
     return [*grids, grid_of_runs(singles)] if singles or not grids else grids
@@ -183,7 +180,7 @@ def read_grid(folder: Path) -> Grid:
             raise
         raise FeddleError(
             f"{folder / GRID}: expected a grid of `feddle reproduce`, but {type(error).__name__} {error}; "
-            "remove that file and run it again, which keeps the runs beside it"
+            "remove that file and run the command again, which keeps the runs"
         ) from error
     if record.get("quick"):
         panels = [replace(panel, title=f"{panel.title} (quick)") for panel in panels]
@@ -192,7 +189,7 @@ def read_grid(folder: Path) -> Grid:
 
 
 def grid_of_runs(folders: Sequence[Path]) -> Grid:
-    """Single runs as a grid with one column: one row for each config, best first; its seeds are one cell."""
+    """Single runs as a grid with one column and one row for each config, best first. Its seeds are one cell."""
     runs = [read_run(folder) for folder in _run_folders(folders)]
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
@@ -204,10 +201,8 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     labels = _labels([group[0] for group in members])
     cells = [Cell(label, {"key": {"method": label}}, group) for label, group in zip(labels, members, strict=True)]
     cells.sort(key=lambda cell: -1.0 if cell.accuracy is None else cell.accuracy.mean, reverse=True)
-    record: GridRecord = {
-        "grid": "runs",
-        "axes": {"method": [{"value": cell.name, "words": cell.name} for cell in cells]},
-    }
+    names: list[AxisValue] = [{"value": cell.name, "words": cell.name} for cell in cells]
+    record: GridRecord = {"grid": "runs", "axes": {"method": names}}
     panels = [replace(panel, leader=cells[0].name) for panel in _panels(record, cells)]
     commands = [
         (cell.name, f"feddle run {shlex.quote(str(run.folder / CONFIG))}") for cell in cells for run in cell.runs
@@ -216,7 +211,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
 
 
 def _run_folders(folders: Sequence[Path]) -> list[Path]:
-    """Each run folder once; a folder of run folders stands for those, sorted by name."""
+    """The run folders, each once. A folder of run folders is replaced by these, sorted by name."""
     found: dict[Path, Path] = {}
     for folder in folders:
         inside = [folder]
@@ -224,8 +219,8 @@ def _run_folders(folders: Sequence[Path]) -> list[Path]:
             inside = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
         if not inside:
             raise FeddleError(
-                f"{folder}: expected a run folder or a folder of them, but found no {CONFIG}"
-                " in it or one level below; name a folder of `feddle run`"
+                f"{folder}: expected a run folder or a folder of run folders, but found no {CONFIG} in it or one level "
+                "below; name a folder of `feddle run`"
             )
         for run in inside:
             found.setdefault(run.resolve(), run)
@@ -235,7 +230,7 @@ def _run_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    """The method of each run; with its folder where several runs have the same method."""
+    """The method of each run, with its folder if several runs have the same method."""
     methods = [run.method for run in runs]
     names = distinct_names([run.folder for run in runs])
     labels = []
@@ -259,13 +254,13 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 def _read_cell(folder: Path, name: str, entry: CellEntry) -> Cell:
     place = folder / name
     if not place.resolve().is_relative_to(folder.resolve()):
-        raise FeddleError(f"{folder / GRID}: the cell {name} is outside of the grid's folder; run it again")
+        raise FeddleError(f"{folder / GRID}: the cell {name} is outside of the folder; run the command again")
     inside = sorted(place.glob(f"seed*/{CONFIG}"), key=lambda path: (len(path.parent.name), path.parent.name))
     return Cell(name, entry, [read_run(path.parent) for path in inside])
 
 
 def _panels(record: GridRecord, cells: Sequence[Cell]) -> list[Panel]:
-    """The cells in tables, one for each model and data set."""
+    """The cells as panels, one for each model and data set."""
     groups: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         groups.setdefault(tuple(cell.entry["key"].get(axis) for axis in PANEL_AXES), []).append(cell)
@@ -295,8 +290,8 @@ def _panel(record: GridRecord, cells: Sequence[Cell]) -> Panel:
 
 
 def _head(words: str, axis: str, value: Any, cells: Sequence[Cell]) -> str:
-    """The name of a column's value; and the value that its cells were run with, if that differs."""
-    # A server that waits for its clients has no delays; it pays for them in time.
+    """The name of a column's value, and the value that its cells were run with if it differs."""
+    # A server that waits for its clients has no delays; its clock counts them.
     configs = [run.config for cell in cells if cell.entry.get("waits") is None for run in cell.runs]
     found = [finite(value_in(config, _KEYS[axis])) for config in configs] if axis in _KEYS else []
     ran = list(dict.fromkeys(number for number in found if number is not None))

@@ -1,18 +1,18 @@
-"""HTML and SVG that is escaped by construction."""
+"""Build HTML and SVG; all text is escaped."""
 
 import html
 
 
 class Markup(str):
-    """Text that is markup already; every other string is escaped on its way into an element."""
+    """Text that is markup. Every other string is escaped when it is put into an element."""
 
     __slots__ = ()
 
 
 def element(name: str, *children: str | None, **attributes: str | float | None) -> Markup:
-    """One element; a trailing underscore in an attribute's name falls away, others become hyphens.
+    """One element. Children and attributes that are None are left out.
 
-    Children and attributes that are None are left out.
+    In the name of an attribute, a trailing underscore is removed and others become hyphens.
     """
     inside = join(*children)
     pairs = (
@@ -24,14 +24,14 @@ def element(name: str, *children: str | None, **attributes: str | float | None) 
 
 
 def join(*children: str | None) -> Markup:
-    """The children one after the other, escaped where they are plain text."""
+    """The children in order, with plain text escaped."""
     return Markup(
         "".join(child if isinstance(child, Markup) else escape(child) for child in children if child is not None)
     )
 
 
 def escape(text: str) -> Markup:
-    """Plain text as markup; characters that no document may hold are shown as �."""
+    """Plain text as markup. Control characters are shown as �."""
     shown = "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
     return Markup(html.escape(shown, quote=True))
 

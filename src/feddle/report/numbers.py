@@ -1,4 +1,4 @@
-"""Numbers and lists as people read them."""
+"""Numbers and lists as readers see them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Spread:
 
     @property
     def tenths(self) -> float:
-        """The mean in per cent as it is shown; values with the same decimal count as equal."""
+        """The mean in per cent, rounded as it is shown, so that values that look equal are equal."""
         return round(100 * self.mean, 1)
 
 
@@ -36,7 +36,7 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def spread_text(spread: Spread | None) -> str:
-    """A share as mean ± standard deviation in per cent; one seed has no deviation."""
+    """Mean ± standard deviation in per cent; of one seed, only the value."""
     if spread is None:
         return NONE
     return f"{spread.tenths:.1f}" + ("" if spread.std is None else f" ± {100 * spread.std:.1f}")
@@ -48,12 +48,12 @@ def percent(value: float | None) -> str:
 
 
 def signed(points: float) -> str:
-    """A difference in points: −1.2, +0.3."""
+    """A difference in percentage points: −1.2, +0.3."""
     return f"{points:+.1f}".replace("-", "−") if points else "±0.0"
 
 
 def duration(seconds: float | None) -> str:
-    """A time as people say it: 61.2 s, 12 min 05 s, 3 h 20 min."""
+    """A time, such as 61.2 s, 12 min 05 s or 3 h 20 min."""
     if seconds is None:
         return NONE
     if seconds < 99.95:
@@ -73,8 +73,13 @@ def megabytes(count: float | None) -> str:
     return f"{size:,.1f}" if size < 99.95 else f"{size:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 cell, 2 cells."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def listed(words: Sequence[str], most: int | None = None) -> str:
-    """Words as people list them: a, b and c; each once, and at most so many."""
+    """Words as a list in a sentence (a, b and c), each once, and at most `most` of them."""
     words = list(dict.fromkeys(words))
     if most is not None and len(words) > most:
         words = [*words[:most], f"{len(words) - most} more"]

@@ -1,4 +1,4 @@
-// Reads out all curves at the round under the pointer. Without it every point still has its own title.
+// Shows the values of all curves at the round under the pointer. Without this script every point has its own title.
 for (const figure of document.querySelectorAll("figure.accuracy")) {
   const runs = JSON.parse(figure.querySelector("script").textContent);
   const rounds = [...new Set(runs.flatMap((run) => run.points.map(([at]) => at)))].sort((a, b) => a - b);
@@ -16,7 +16,7 @@ for (const figure of document.querySelectorAll("figure.accuracy")) {
         const dot = document.createElement("i");
         const value = document.createElement("b");
         dot.className = run.colour;
-        value.textContent = run.unit === "%" ? `${(100 * run.value).toFixed(1)}%` : run.value.toFixed(2);
+        value.textContent = run.value.toFixed(run.unit ? 1 : 2) + run.unit;
         row.append(dot, run.label, value);
         return row;
       });

@@ -13,27 +13,27 @@ from feddle.report.bars import staleness_chart
 from feddle.report.curves import Curve, curve_chart
 from feddle.report.grid import CENTER, Grid, Panel, read_grids
 from feddle.report.markup import Markup, element, join
-from feddle.report.numbers import NONE
+from feddle.report.numbers import NONE, counted
 from feddle.report.setting import differences, really_run, setting, versions
 from feddle.report.strip import coefficient_chart
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
 from feddle.report.warnings import warnings
 from feddle.report.words import ABOUT, headline, lead
 
-# The browser itself then refuses every resource from outside.
+# With this policy the browser loads nothing from outside.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _QUANTITIES = {
-    "update_cosine": "Cosine between a client’s update and the true update: mean over clients, and what they span",
-    "true_update_cosines": "Cosine between the true update and that of the look before",
-    "signal_cosine": "Cosine between the directions of the guiding and of in-domain data, at the start of the search",
-    "search_cosine": "Cosine between the steps that the search makes on the guiding and on in-domain data",
+    "update_cosine": "Cosine between a client’s update and the true update: mean and range over clients",
+    "true_update_cosines": "Cosine between the true update and the previous true update",
+    "signal_cosine": "Cosine between the gradients on the guiding data and on in-domain data, where the search starts",
+    "search_cosine": "Cosine between the results of the search on the guiding data and on in-domain data",
 }
-_SERVER = {  # the two halves of the paper's convergence plots; single runs are not divided
+_SERVER = {  # the two groups of the paper's convergence plots; single runs have one group
     ("own",): "With in-domain data at the server",
     ("none", "outside"): "Without in-domain data at the server",
     (None,): "",
 }
-_SHOWN = 3  # charts of coefficients that do not fold away
+_SHOWN = 3  # charts of coefficients that are not folded
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -42,13 +42,13 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def write_document(text: str, out: Path) -> Path:
-    """Write a text to a file, whole or not at all."""
+    """Write a text to a file, completely or not at all."""
     if out.is_dir():
         raise FeddleError(f"{out}: expected a file to write, but it is a folder; name a file such as report.html")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # "replace": a folder name need not be valid Unicode, but the page must be.
-        # `contested`: a grid and a process that watches it write the same page.
+        # "replace": the name of a folder may be invalid Unicode, which the page must not contain.
+        # `contested`: a grid and `feddle report --watch` may write the same page at once.
         write_whole(out, text.encode("utf-8", "replace"), sync=False, contested=True)
     except OSError as error:
         raise FeddleError(
@@ -58,13 +58,13 @@ def write_document(text: str, out: Path) -> Path:
 
 
 def page(grids: Sequence[Grid], target: float | None = None, *, live: bool = False) -> str:
-    """The whole document; `live` reloads it while runs continue."""
+    """The HTML document; with `live` it reloads while runs continue."""
     parts = [part for grid in grids for part in _grid(grid, target)]
     return document(headline(grids[0]), parts, refresh=5 if live else None)
 
 
 def document(title: str, parts: Sequence[Markup | None], *, refresh: int | None = None) -> str:
-    """A page of these parts that needs nothing from outside; it reloads after `refresh` seconds."""
+    """An HTML document that needs no other file. It reloads after `refresh` seconds."""
     return "\n".join(
         (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -83,7 +83,9 @@ def document(title: str, parts: Sequence[Markup | None], *, refresh: int | None 
 def _grid(grid: Grid, target: float | None) -> list[Markup | None]:
     shown = [panel for panel in grid.panels if panel.runs]
     sections = [section for panel in shown for section in _panel(grid, panel, target)]
-    return [_opening(grid), *sections, _left_out(grid), _configs(grid), _again(grid)]
+    again = "Finished runs are not run again; stopped runs continue. The same cell and seed give the same number. "
+    note = (again if "cells" in grid.record else "") + versions(grid.runs)
+    return [_opening(grid), *sections, _left_out(grid), _configs(grid), commands_section(grid.commands, note.strip())]
 
 
 def _opening(grid: Grid) -> Markup:
@@ -100,7 +102,7 @@ def _opening(grid: Grid) -> Markup:
 
 
 def _section(title: str, panel: Panel | None, text: str, *parts: Markup | None) -> Markup | None:
-    """A titled part of the page; None if there is nothing in it."""
+    """A part of the page with a title; None if it is empty."""
     shown = [part for part in parts if part]
     title = f"{title}: {panel.title}" if panel and panel.title else title
     explained = element("p", text, class_="quiet") if text else None
@@ -109,21 +111,21 @@ def _section(title: str, panel: Panel | None, text: str, *parts: Markup | None) 
 
 def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None]:
     one = len(panel.columns) == 1
-    unsaid = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
+    differing = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
     table = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
-    band = " Bands span the seeds, lines are their mean." if several else " One seed, so no bands."
+    band = " Lines are means over seeds, bands are their range." if several else " One seed, so no bands."
     curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     which = "as requested" if target is not None else "the median of the column without Center"
     note = (
-        f"To a target accuracy ({which}): the rounds until the first evaluation that reached it, and the MB (10⁶ bytes"
-        " to and from the clients) until then. A server that waits for its slowest client is charged for the waiting,"
-        f" in rounds of one that does not.{'' if one else ' Time a run: on the machine that ran it.'}"
+        f"Cost of a target accuracy ({which}): the number of rounds until the first evaluation that reached it, and the"
+        " MB (10⁶ bytes) sent to and from the clients until then. For a server that waits for its slowest client, the"
+        f" waiting time is included.{'' if one else ' Time per run: on the machine that ran it.'}"
     )
     priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
     about = f"Accuracy of the server’s model after each round.{band}"
     return [
-        _section("Results", panel, "" if one else really_run(panel, unsaid), table, _about_rows(panel)),
+        _section("Results", panel, "" if one else really_run(panel, differing), table, _about_rows(panel)),
         _section("Accuracy over rounds", panel, about, *curves),
         _coefficients(panel),
         _staleness(panel),
@@ -153,7 +155,7 @@ def _entry(entry: Entry) -> Markup:
     notes = [*entry.notes, *([f"paper {entry.paper}"] if entry.paper else [])]
     wide = {"colspan": str(entry.span)} if entry.span > 1 else {}
     found = "none" if entry.text == NONE else None
-    # A phone shows each row as a card, and takes the heading from the attribute.
+    # On a phone each row is a card, with the heading from the attribute.
     small = (element("small", note) for note in notes)
     return element("td", text, entry.marks, *small, data_heading=entry.heading, class_=found, **wide)
 
@@ -162,7 +164,7 @@ def _about_rows(panel: Panel) -> Markup | None:
     items = [
         element("li", element("strong", name), f" {ABOUT[row]}.") for row, name in panel.rows.items() if row in ABOUT
     ]
-    return element("details", element("summary", "What the rows are"), element("ul", *items)) if items else None
+    return element("details", element("summary", "About the rows"), element("ul", *items)) if items else None
 
 
 def _curves(grid: Grid, panel: Panel) -> list[Markup]:
@@ -171,7 +173,7 @@ def _curves(grid: Grid, panel: Panel) -> list[Markup]:
         head = f"{_capital(head)}. " if panel.columns[column] else ""
         for servers, title in _SERVER.items():
             curves = _lines(panel, column, servers)
-            if any(panel.rows[CENTER] != curve.label if CENTER in panel.rows else True for curve in curves):
+            if any(curve.label != panel.rows.get(CENTER) for curve in curves):
                 charts.append(curve_chart(curves, head + title))
         for key in grid.record.get("figure", []):
             curves = _lines(panel, column, None, key) if key in _QUANTITIES else []
@@ -180,12 +182,12 @@ def _curves(grid: Grid, panel: Panel) -> list[Markup]:
 
 
 def _capital(head: str) -> str:
-    """A column's head as the start of a sentence; σ stays as it is."""
+    """A column heading as the start of a sentence; σ is not capitalised."""
     return head[:1].upper() + head[1:] if head.isascii() else head
 
 
 def _lines(panel: Panel, column: int, servers: Sequence[str | None] | None, key: str = "accuracy") -> list[Curve]:
-    """The curves of a column's rows, with Center in every chart to compare with; colours are by row."""
+    """The curves of a column. Center is in every chart; colours are by row."""
     found = []
     for index, (row, label) in enumerate(panel.rows.items()):
         cell = panel.at(row, column)
@@ -200,14 +202,13 @@ def _lines(panel: Panel, column: int, servers: Sequence[str | None] | None, key:
 def _coefficients(panel: Panel) -> Markup | None:
     charts = []
     for (row, column), cell in panel.cells.items():
-        run = next((run for run in cell.runs[:1] if run.coefficients), None)
-        if run is not None:
+        for run in [run for run in cell.runs[:1] if run.coefficients]:
             head = "" if column is None or not panel.columns[column] else f", {panel.heads[column]}"
             seed = f", seed {run.config.get('seed')}" if len(cell.runs) > 1 else ""
             charts.append(coefficient_chart(run, f"{panel.rows[row]}{head}{seed}"))
     text = (
-        "Each dot is the coefficient of one anchor, a client’s update, in that round’s search. An anchor with a"
-        " negative coefficient is moved away from."
+        "Each dot is the coefficient of one anchor (the update of a client) in the search of that round. The model"
+        " moves away from anchors with negative coefficients."
     )
     more = charts[_SHOWN:]
     folded = element("details", element("summary", f"{len(more)} more"), *more) if more else None
@@ -217,14 +218,14 @@ def _coefficients(panel: Panel) -> Markup | None:
 def _staleness(panel: Panel) -> Markup | None:
     charts = []
     for column, head in enumerate(panel.heads):
-        cells = [cell for (_, at), cell in panel.cells.items() if at == column]
+        cells = [cell.runs for (_, at), cell in panel.cells.items() if at == column]
         values = [
-            [late for run in cell.runs for line in run.history for late in line.get("staleness", [])] for cell in cells
+            [late for run in runs for line in run.history for late in line.get("staleness", [])] for runs in cells
         ]
         most = max(values, key=lambda found: (sum(found), len(found)), default=[])
         name = _capital(head) if panel.columns[column] else "Updates"
         charts += [staleness_chart(most, name)] if most else []
-    text = "How many rounds after it was requested an update arrived, over all updates of a method that uses late ones."
+    text = "Rounds between the request and the arrival of an update, for a method that uses late updates."
     return _section("Staleness", panel, text, *charts)
 
 
@@ -232,7 +233,7 @@ def _left_out(grid: Grid) -> Markup | None:
     items = [
         element(
             "li",
-            f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}: {reason}",
+            f"{counted(len(cells), 'cell')}: {reason}",
             element("details", element("summary", "which"), ", ".join(cells)),
         )
         for reason, cells in grid.left_out.items()
@@ -251,26 +252,19 @@ def _configs(grid: Grid) -> Markup:
 
 
 def _made(made: CellRecord) -> str:
-    """Versions and hashes of a run, hashes cut to what distinguishes them."""
-    hashes = {"source": made.get("source"), "config": made.get("config"), **made.get("data", {})}
-    found = {"feddle": made.get("feddle"), "torch": made.get("torch")}
-    found |= {name: str(value)[:12] for name, value in hashes.items() if value}
-    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    """Versions and shortened hashes of a run."""
+    found = {**{name: made.get(name) for name in ("feddle", "torch", "source", "config")}, **made.get("data", {})}
+    return ", ".join(f"{name} {str(value)[:12]}" for name, value in found.items() if value)
 
 
-def _again(grid: Grid) -> Markup:
+def commands_section(commands: Sequence[tuple[str, str]], note: str = "") -> Markup:
+    """The commands that repeat the runs, each with a label."""
     items = [
         element("li", element("span", label) if label else None, element("code", command))
-        for label, command in grid.commands
+        for label, command in commands
     ]
-    text = "Finished runs are not run again; stopped ones continue. The same cell and seed give the same number."
-    note = f"{text if 'cells' in grid.record else ''} {versions(grid.runs)}".strip()
-    return element(
-        "section",
-        element("h2", "Run again"),
-        element("ul", *items, class_="commands"),
-        element("p", note, class_="note") if note else None,
-    )
+    about = element("p", note, class_="note") if note else None
+    return element("section", element("h2", "Run again"), element("ul", *items, class_="commands"), about)
 
 
 def _asset(name: str) -> str:

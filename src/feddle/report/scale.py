@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Axis:
-    """A straight map from the values `low..high` to the pixels `start..end`, with its ticks."""
+    """A linear map from the values `low..high` to the pixels `start..end`, with its ticks."""
 
     low: float
     high: float
@@ -26,7 +26,7 @@ class Axis:
 
 
 def round_axis(last: int, start: float, end: float, most_ticks: int) -> Axis:
-    """An axis of rounds from 0 to the last, ticks at whole numbers."""
+    """An axis of rounds from 0 to the last, with ticks at whole numbers."""
     high = float(max(last, 1))
     step = max(1.0, _round_step(high / most_ticks))
     return Axis(0.0, high, start, end, _multiples(0.0, high, step), step)
@@ -40,10 +40,10 @@ def value_axis(
     least_span: float,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Axis:
-    """An axis that holds all values and ends on ticks or midway between two.
+    """An axis that includes all values and ends at a tick or midway between two.
 
-    Equal values get `least_span` around them. It stays within `bounds` where the values do, so that no
-    accuracy above 100% is shown.
+    It spans at least `least_span`. It does not exceed `bounds` unless a value does, so that no accuracy above 100% is
+    shown.
     """
     low, high = min(values), max(values)
     spare = max(0.0, least_span - (high - low)) / 2
@@ -64,13 +64,13 @@ def tick_text(value: float, step: float) -> str:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The places nearest to the wanted ones that are `gap` apart and within `low..high`, in the given order.
+    """Places for labels: as near to the wanted places as possible, `gap` apart, within `low..high` and in order.
 
-    Meant for labels; when they cannot all fit, they share the room evenly.
+    If not all of them fit, they are spaced evenly.
     """
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     gap = min(gap, (high - low) / max(1, len(wanted) - 1))
-    # Less their gaps, the places only have to rise: neighbours that do not are pooled at their mean.
+    # With the gaps subtracted, places must not decrease. Neighbours that do are placed at their mean.
     pools: list[list[float]] = []
     for position, index in enumerate(order):
         pools.append([wanted[index] - position * gap])
@@ -86,7 +86,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def thinned(items: Sequence[Item], most: int) -> list[Item]:
-    """Every n-th item counted back from the last, so that at most `most` stay."""
+    """Every n-th item, including the last, so that there are at most `most`."""
     stride = max(1, math.ceil(len(items) / most))
     return list(items[::-1][::stride][::-1])
 

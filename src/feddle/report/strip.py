@@ -15,19 +15,11 @@ Rounds = list[tuple[int, list[float]]]
 
 
 def coefficient_chart(run: RunRecord, title: str) -> Markup:
-    """The coefficients of a run that searched for them."""
+    """The coefficients of a run with a search."""
     share = percent(run.negative_share)
-    return element(
-        "figure",
-        element(
-            "figcaption",
-            element("strong", title),
-            f": {share} of the coefficients are ",
-            element("span", "negative", class_="below"),
-            ".",
-        ),
-        *(_draw(title, run.coefficients, share, size) for size in SIZES),
-    )
+    negative = element("span", "negative", class_="below")
+    caption = element("figcaption", element("strong", title), f": {share} of the coefficients are ", negative, ".")
+    return element("figure", caption, *(_draw(title, run.coefficients, share, size) for size in SIZES))
 
 
 def _draw(label: str, rounds: Rounds, share: str, size: Size) -> Markup:
@@ -48,29 +40,16 @@ def _draw(label: str, rounds: Rounds, share: str, size: Size) -> Markup:
 
 
 def _dots(rounds: Rounds, x: Axis, y: Axis, *, negative: bool) -> str:
-    # One path of zero-length strokes with round caps. Dots on the same pixel are drawn once, which keeps the
-    # page small.
-    places = {
-        (round(x.place(at)), round(y.place(value)))
-        for at, found in rounds
-        for value in found
-        if (value < 0) is negative
-    }
+    # One path of zero-length strokes with round caps. Dots on the same pixel are drawn once, to keep the page small.
+    values = ((at, value) for at, found in rounds for value in found if (value < 0) is negative)
+    places = {(round(x.place(at)), round(y.place(value))) for at, value in values}
     return "".join(f"M{left} {top}h0" for left, top in sorted(places))
 
 
 def _hit(at: int, found: list[float], x: Axis, y: Axis) -> Markup:
     below = sum(value < 0 for value in found)
-    text = f"round {at}: {len(found)} coefficients, {below} negative, {_range(found)}"
-    return element(
-        "rect",
-        element("title", text),
-        x=x.place(at) - 3,
-        y=y.end,
-        width=6,
-        height=y.start - y.end,
-        class_="hit",
-    )
+    title = element("title", f"round {at}: {len(found)} coefficients, {below} negative, {_range(found)}")
+    return element("rect", title, x=x.place(at) - 3, y=y.end, width=6, height=y.start - y.end, class_="hit")
 
 
 def _range(values: Sequence[float]) -> str:

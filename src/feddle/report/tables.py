@@ -1,26 +1,32 @@
-"""The tables of a report: results and cost, independent of the format that shows them."""
+"""The tables of a report, results and cost, for all output formats."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 
 from feddle.records import RunRecord
 from feddle.report.grid import CENTER, Cell, Grid, Panel
-from feddle.report.numbers import NONE, Spread, duration, mean_of, megabytes, percent, signed, spread_of, spread_text
+from feddle.report.numbers import NONE, Spread, duration, mean_of, megabytes, percent, signed, spread_text
 from feddle.report.setting import differences, facts, remarks
 
 QUICK = (
-    "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works; they"
-    " are not the paper’s setting, and not to be compared with its numbers."
+    "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works. They"
+    " do not have the paper’s setting and must not be compared with its numbers."
 )
-MEASURES = ("Last", "Time", "Negative", "MB up", "MB down")
+MEASURES: Mapping[str, tuple[str, Callable[[float | None], str]]] = {
+    "Last": ("last_accuracy", percent),
+    "Time": ("seconds", duration),
+    "Negative": ("negative_share", percent),
+    "MB up": ("bytes_up", megabytes),
+    "MB down": ("bytes_down", megabytes),
+}
 _ABOUT_MEASURES = (
     " Last: the last evaluation. Negative: share of the coefficients below zero."
     " MB: 10⁶ bytes sent by and to the clients."
 )
 _HEADS = {
-    "dirichlet": "Dir(α): how unevenly the classes are spread over the clients; 0.1 is very uneven, 1 much less.",
-    "delay_sigma": "σ: how late updates come back, in rounds, as the spread of a half-normal distribution.",
+    "dirichlet": "Dir(α): how unevenly the classes are divided between the clients; 0.1 is very uneven, 1 is less so.",
+    "delay_sigma": "σ: delay of the updates in rounds, as the scale of a half-normal distribution.",
 }
 
 
@@ -59,7 +65,7 @@ class Table:
 
 
 def results(grid: Grid, panel: Panel, *, measures: bool = True) -> Table:
-    """The accuracy of every cell; a panel with one column also has the other measures of its runs."""
+    """The accuracy of every cell. A panel with one column also has the other measures of its runs."""
     one = len(panel.columns) == 1 and measures
     rows = []
     for row, label in panel.rows.items():
@@ -108,24 +114,15 @@ def _accuracy(panel: Panel, row: str, column: int) -> Entry:
 
 
 def _measures(panel: Panel, cell: Cell) -> list[Entry]:
-    def mean(number: str) -> float | None:
-        return mean_of([getattr(run, number) for run in cell.runs])
-
     last, others = cell.spread("last_accuracy"), [each.spread("last_accuracy") for each in panel.cells.values()]
-    texts = [
-        percent(mean("last_accuracy")),
-        duration(mean("seconds")),
-        percent(mean("negative_share")),
-        megabytes(mean("bytes_up")),
-        megabytes(mean("bytes_down")),
-    ]
+    texts = [shown(mean_of([getattr(run, number) for run in cell.runs])) for number, shown in MEASURES.values()]
     return [
         Entry(head, text, head == "Last" and is_best(last, others)) for head, text in zip(MEASURES, texts, strict=True)
     ]
 
 
 def _row_notes(grid: Grid, cell: Cell) -> list[str]:
-    """What distinguishes the setting of a row from the others, and remarks about its runs."""
+    """The facts in which a row differs from the others, and remarks about its runs."""
     differing = differences(grid.runs)
     own = [found for key in differing if len(found := {facts(run.config).get(key) for run in cell.runs}) == 1]
     setting = ", ".join(text for found in own for text in found if text)
@@ -133,7 +130,7 @@ def _row_notes(grid: Grid, cell: Cell) -> list[str]:
 
 
 def is_best(ours: Spread | None, among: Sequence[Spread | None]) -> bool:
-    """Whether a number shows as the highest of several; equal to one decimal is equal."""
+    """Whether a number is the highest of several, compared as shown with one decimal."""
     known = [other.tenths for other in among if other is not None]
     return len(known) > 1 and ours is not None and ours.tenths == max(known)
 
@@ -151,7 +148,7 @@ def marks(cell: Cell) -> str:
 
 
 def from_clean(panel: Panel, row: str, column: int) -> float | None:
-    """Points between a cell with random labels and the same one with clean labels, as both are shown."""
+    """Percentage points between a cell with random labels and the same cell with clean labels."""
     key = panel.columns[column]
     same = {**key, "label_noise": 0}
     if not key.get("label_noise") or same not in panel.columns:
@@ -163,18 +160,18 @@ def from_clean(panel: Panel, row: str, column: int) -> float | None:
 
 
 def legend(grid: Grid) -> str:
-    """What the numbers, bold and underlined mean."""
+    """The meaning of the numbers, and of bold and underlined ones."""
     above = " Underlined: above Center." if any(CENTER in panel.rows for panel in grid.panels) else ""
     both = len({cell.has_own_data for cell in grid.cells if cell.runs}) > 1
-    groups = " and, as in the paper, of the methods with and of those without in-domain data at the server"
+    groups = " and, as in the paper, the best of the methods with and of those without in-domain data at the server"
     return (
-        "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; mean ± standard deviation"
-        f" where there are several seeds. Bold: the best of its column{groups if both else ''}.{above}"
+        "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; with several seeds, mean ±"
+        f" standard deviation. Bold: the best of its column{groups if both else ''}.{above}"
     )
 
 
 def footnotes(grid: Grid) -> list[str]:
-    """The meaning of the marks that the tables of a grid have."""
+    """The meaning of the marks in the tables of a grid."""
     ran = [cell for cell in grid.cells if cell.runs]
     notes = []
     if substitutes := list(dict.fromkeys(text for cell in ran if (text := cell.entry.get("substitute")))):
@@ -182,12 +179,12 @@ def footnotes(grid: Grid) -> list[str]:
     if changed := list(dict.fromkeys(text for cell in ran for text in cell.entry.get("changed") or ())):
         notes.append(f"§ Run with {', '.join(changed)}.")
     if any(not cell.is_final for cell in ran):
-        notes.append("‡ Not run to the end, so not final.")
+        notes.append("‡ Not finished, so not final.")
     return notes
 
 
 def table_notes(grid: Grid, panel: Panel) -> list[str]:
-    """Everything that a reader of the results needs to know."""
+    """All notes below the table of results."""
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
     small = " Small: the paper’s number." if any(cell.entry.get("paper") for cell in grid.cells) else ""
     measures = _ABOUT_MEASURES if len(panel.columns) == 1 else ""
@@ -195,18 +192,16 @@ def table_notes(grid: Grid, panel: Panel) -> list[str]:
 
 
 def cost(panel: Panel, requested: float | None) -> Table:
-    """What each row costs until a target accuracy; of several columns, also what a run costs."""
+    """What each row costs to reach a target accuracy; with several columns, also what a run costs."""
     targets = [_target(panel, column, requested) for column in range(len(panel.columns))]
-    whole = ["Time a run", "MB a run"] if len(targets) > 1 else []
+    whole = ["Time per run", "MB per run"] if len(targets) > 1 else []
     names = [f"{head}: to" if key else "To" for head, key in zip(panel.heads, panel.columns, strict=True)]
     heads = [f"{name} {percent(target)}" for name, target in zip(names, targets, strict=True)]
     rows = []
     for row, label in panel.rows.items():
         runs = [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]
-        prices = [
-            _price(head, panel.at(row, column), target)
-            for column, (head, target) in enumerate(zip(heads, targets, strict=True))
-        ]
+        places = enumerate(zip(heads, targets, strict=True))
+        prices = [_price(head, panel.at(row, column), target) for column, (head, target) in places]
         if runs:
             rows.append(Row(label, [*map(Entry, whole, _whole_runs(runs)), *prices]))
     return Table(_heading(panel), [*whole, *heads], rows)
@@ -234,17 +229,18 @@ class Price:
 
 
 def price(cell: Cell, target: float) -> Price | None:
-    """None if no seed reached the target."""
-    paid = [found for run in cell.runs if (found := _paid(cell, run, target)) is not None]
-    times, sizes = (spread_of(found) for found in zip(*paid, strict=True)) if paid else (None, None)
-    return None if times is None or sizes is None else Price(times.mean, sizes.mean, len(paid))
+    """The cost of a target accuracy; None if no seed reached it."""
+    paid = [found for run in cell.runs if (found := _paid(run, target)) is not None]
+    return Price(fmean(time for time, _ in paid), fmean(size for _, size in paid), len(paid)) if paid else None
 
 
-def _paid(cell: Cell, run: RunRecord, target: float) -> tuple[float, float] | None:
+def _paid(run: RunRecord, target: float) -> tuple[float, float] | None:
     for at, accuracy in run.curve:
         if round(accuracy, 3) >= round(target, 3):  # as they are shown
             line = next(line for line in run.history if line["round"] == at)
-            return cell.time_of(run, at), (line.get("bytes_up", 0) + line.get("bytes_down", 0)) / 1e6
+            clock = run.made.get("clock", [])  # of a server that waits for its clients
+            time = float(clock[at - 1] if at <= len(clock) else at)
+            return time, (line.get("bytes_up", 0) + line.get("bytes_down", 0)) / 1e6
     return None
 
 

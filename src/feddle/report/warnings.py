@@ -1,10 +1,11 @@
-"""Reasons why the results of a grid may not belong together, or not to its title."""
+"""Warnings about results of a grid that may not be comparable, or do not have the setting of its title."""
 
 from collections.abc import Sequence
 
 from feddle.records import RunRecord
 from feddle.report.grid import Grid
 from feddle.report.numbers import listed
+from feddle.report.setting import packages
 
 _MOST = 4  # names in a list
 
@@ -18,32 +19,26 @@ def _setting(grid: Grid) -> list[str]:
     cells = [cell for cell in grid.cells if cell.runs]
     found = []
     if changed := list(dict.fromkeys(text for cell in cells for text in cell.entry.get("changed") or ())):
-        found.append(f"Not the table’s own setting, whatever its heads say: run with {', '.join(changed)}.")
-    if other := [cell.name for cell in cells if any(cell.differs(run) for run in cell.runs)]:
-        found.append(f"Made with another config than the grid’s: {listed(other, _MOST)}.")
+        found.append(f"Not the setting of the table, even where its headings say so: run with {', '.join(changed)}.")
+    if other := [cell.name for cell in cells if cell.has_other_config]:
+        found.append(f"Run with another config than the one in the grid: {listed(other, _MOST)}.")
     tables = [cell for cell in cells if "config" in cell.entry]  # single runs have no record
     if unknown := [cell.name for cell in tables if any(not run.made and not run.status for run in cell.runs)]:
-        found.append(f"Without a record of config and data, so perhaps of another setting: {listed(unknown, _MOST)}.")
+        found.append(f"Without a record of config and data, so the setting is unknown: {listed(unknown, _MOST)}.")
     return found
 
 
 def sources(run: RunRecord) -> list[str]:
-    """The states of feddle's code that made a run of a grid, each by the start of its hash."""
+    """The states of feddle's code that computed a run of a grid, each as the start of its hash."""
     found = [source[:12] for source in run.made.get("source", "").split()]
     return found or (["unknown"] if run.made else [])
 
 
 def _makers(runs: Sequence[RunRecord]) -> list[str]:
-    versions = {
-        "versions of feddle": [run.result["feddle"] for run in runs if run.result.get("feddle")],
-        "versions of torch": [run.result["torch"] for run in runs if run.result.get("torch")],
-        "states of feddle’s source": [source for run in runs for source in sources(run)],
-    }
-    return [
-        f"The results were made with different {what}: {listed(found, _MOST)}."
-        for what, found in versions.items()
-        if len(set(found)) > 1
-    ]
+    made = {f"versions of {package}": found for package, found in packages(runs).items()}
+    made["states of feddle’s source"] = [source for run in runs for source in sources(run)]
+    differing = {what: listed(found, _MOST) for what, found in made.items() if len(set(found)) > 1}
+    return [f"The results were computed with different {what}: {found}." for what, found in differing.items()]
 
 
 def _contents(runs: Sequence[RunRecord]) -> list[str]:
@@ -52,7 +47,7 @@ def _contents(runs: Sequence[RunRecord]) -> list[str]:
         for name, value in run.made.get("data", {}).items():
             hashes.setdefault(name, set()).add(value)
     differing = [name for name, values in hashes.items() if len(values) > 1]
-    return [f"Made with different contents of {listed(differing)}."] if differing else []
+    return [f"Run with different contents of {listed(differing)}."] if differing else []
 
 
 def _seeds(grid: Grid) -> list[str]:

@@ -4,30 +4,30 @@ from collections import Counter
 from statistics import fmean
 
 from feddle.report.grid import CENTER, Grid, Panel
-from feddle.report.numbers import listed, percent, signed
+from feddle.report.numbers import counted, listed, percent, signed
 from feddle.report.tables import from_clean, leaders
 
 ABOUT = {
-    "center": "trains on the server’s own data alone; no client takes part. The line to beat",
-    "fed+ft": "averages what is back in time, then fine-tunes on the server’s data",
-    "fed+ft-fedbuff": "collects late updates and adds their mean, then fine-tunes on the server’s data",
-    "hfcl": "lets the server train as one more client",
+    "center": "trains on the server’s data only, without clients. It is the baseline",
+    "fed+ft": "averages the updates that arrive on time, then fine-tunes on the server’s data",
+    "fed+ft-fedbuff": "collects updates, also late ones, adds their mean, then fine-tunes on the server’s data",
+    "hfcl": "trains the server as one more client",
     "feddf-id": "averages, then distils the clients’ predictions on the server’s data",
     "feddle": "searches the merging coefficients on the server’s data",
     "feddle-id": "searches the merging coefficients on the server’s data",
-    "fedavg": "averages what is back in time",
-    "fedavg-waiting": "averages, and waits for the slowest client of every round",
-    "fedasync": "mixes each client’s model in as it arrives",
-    "fedbuff": "collects late updates and adds their mean",
-    "ca2fl": "is FedBuff, with each update calibrated by the client’s last one",
-    "feddf-ood": "is FedDF, guided by data of another domain",
-    "feddle-ood": "is Feddle, guided by data of another domain",
+    "fedavg": "averages the updates that arrive on time",
+    "fedavg-waiting": "averages all updates, and waits for the slowest client in every round",
+    "fedasync": "mixes each client’s model into the server’s model when it arrives",
+    "fedbuff": "collects updates, also late ones, and adds their mean",
+    "ca2fl": "is FedBuff with each update calibrated by the previous update of the client",
+    "feddf-ood": "is FedDF with out-of-domain data at the server",
+    "feddle-ood": "is Feddle with out-of-domain data at the server",
 }
 _FEW = 4  # names that a sentence lists
 
 
 def headline(grid: Grid) -> str:
-    """The leader in a few words."""
+    """The leading method in a few words."""
     places = [(panel, column) for panel in grid.panels for column in range(len(panel.columns))]
     if len(places) == 1:
         return _one_setting(grid.panels[0]) or grid.record.get("title", "No evaluation yet")
@@ -38,7 +38,7 @@ def headline(grid: Grid) -> str:
     names = {row: words for panel in grid.panels for row, words in panel.rows.items()}
     first = [row for row, won in wins.items() if won == max(wins.values())]
     if len(first) > 1:
-        return f"{listed([names[row] for row in first])} are level"
+        return f"{listed([names[row] for row in first], _FEW)} are best in {wins[first[0]]} settings each"
     return f"{names[first[0]]} is best in {wins[first[0]]} of {sum(map(bool, best))} settings"
 
 
@@ -48,13 +48,9 @@ def _one_setting(panel: Panel) -> str:
         return ""
     (first, top), *others = order.items()
     level = [panel.rows[row] for row, value in order.items() if value == top]
-    if not others:
-        return f"{panel.rows[first]} reaches {top:.1f}%"
-    if len(level) == len(order) > 2:
-        return f"All {len(level)} methods are level"
     if len(level) > 1:
-        return f"{listed(level)} are level"
-    return f"{panel.rows[first]} leads by {top - others[0][1]:.1f} points"
+        return f"{listed(level, _FEW)} are equal"
+    return f"{panel.rows[first]} " + (f"leads by {top - others[0][1]:.1f} points" if others else f"reaches {top:.1f}%")
 
 
 def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
@@ -70,16 +66,16 @@ def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
 
 def lead(grid: Grid) -> list[str]:
     """The result in a few sentences."""
-    shown = grid.panels[:6]
-    sentences = [text for panel in shown for text in (_standing(grid, panel), _noise(grid, panel)) if text]
+    shown = [panel for panel in grid.panels if panel.runs][:6]
+    sentences = [text for panel in shown for text in (_standing(panel), _noise(grid, panel)) if text]
     paper = "" if grid.quick else _against_the_paper(grid)
     return [text for text in (*sentences, *_unfinished(grid), paper) if text]
 
 
-def _standing(grid: Grid, panel: Panel) -> str:
-    """Who leads, over the columns that all rows have: otherwise a row with easy settings would win."""
+def _standing(panel: Panel) -> str:
+    """The leader, over the columns that all rows have: otherwise a row with only easy settings would win."""
     known = [
-        {column for column, _ in enumerate(panel.columns) if (cell := panel.at(row, column)) and cell.accuracy}
+        {column for column in range(len(panel.columns)) if (cell := panel.at(row, column)) and cell.accuracy}
         for row in panel.rows
     ]
     shared = set.intersection(*filter(None, known)) if any(known) else set()
@@ -87,26 +83,20 @@ def _standing(grid: Grid, panel: Panel) -> str:
     if len(order) < 2:
         return _alone(panel) if len(panel.columns) == 1 else ""
     (first, top), (second, next_best), *_ = order.items()
-    last = list(order)[-1]
     where = "" if len(panel.columns) == 1 else " on average over the settings"
     if len(shared) < len(panel.columns):
         where = " in the one setting that all have" if len(shared) == 1 else f"{where} that all have"
     name = f"{panel.title}: " if panel.title else ""
     if top == next_best:
         level = [panel.rows[row] for row, value in order.items() if value == top]
-        text = f"{name}{listed(level)} end level at {top:.1f}%{where}"
+        text = f"{name}{listed(level, _FEW)} reach {top:.1f}%{where}"
     else:
-        points = "point" if round(top - next_best, 1) == 1 else "points"
-        text = (
-            f"{name}{panel.rows[first]} reaches {top:.1f}%{where}, {top - next_best:.1f} percentage {points} ahead of"
-            f" {panel.rows[second]} at {next_best:.1f}%"
-        )
+        ahead = f"{top - next_best:.1f} percentage points more than {panel.rows[second]} ({next_best:.1f}%)"
+        text = f"{name}{panel.rows[first]} reaches {top:.1f}%{where}, {ahead}"
     if CENTER in order:
         above = sum(value > order[CENTER] for value in order.values())
         verb = "is" if above == 1 else "are"
         text += f"; {above or 'none'} of the other {len(order) - 1} {verb} above Center ({order[CENTER]:.1f}%)"
-    elif len(order) > 2 and order[last] < next_best and not grid.record.get("title"):
-        text += f"; {panel.rows[last]} comes last at {order[last]:.1f}%"
     return f"{text}."
 
 
@@ -117,28 +107,28 @@ def _alone(panel: Panel) -> str:
     if len(runs) > 1:
         return ""
     best, last = percent(runs[0].accuracy), percent(runs[0].last_accuracy)
-    return f"The best of its last five evaluations is {best}, the last one {last}."
+    return f"The best of the last five evaluations is {best}, the last one is {last}."
 
 
 def _unfinished(grid: Grid) -> list[str]:
-    """The cells that are not final: by name if they are few, else how many."""
+    """The cells that are not final: their names if there are few, else their number."""
     left = sum(map(len, grid.left_out.values()))
     waiting = [cell.name for cell in grid.cells if cell.accuracy is None]
     open_cells = [cell.name for cell in grid.cells if cell.accuracy is not None and not cell.is_final]
     if left or len(waiting) > _FEW:
         done = sum(cell.is_final for cell in grid.cells)
-        out = f", {left} left out because something they need is not available here (listed below)" if left else ""
+        out = f", {left} left out because their data or model is not available here (listed below)" if left else ""
         return [f"{done} of {len(grid.cells)} cells are finished{out}."]
     sentences = []
     if waiting and len(waiting) < len(grid.cells):
         sentences.append(f"No evaluation yet: {listed(waiting)}.")
     if open_cells:
-        sentences.append(f"Not run to the end, so not final: {listed(open_cells, _FEW)}.")
+        sentences.append(f"Not finished, so not final: {listed(open_cells, _FEW)}.")
     return sentences
 
 
 def _against_the_paper(grid: Grid) -> str:
-    """How far our numbers are from the paper's, for cells with its setting."""
+    """The difference to the paper's numbers, for cells with its setting."""
     known = [cell for cell in grid.cells if cell.entry.get("paper") and cell.is_final and cell.accuracy]
     gaps = [
         100 * cell.accuracy.mean - cell.entry["paper"][0]
@@ -146,19 +136,19 @@ def _against_the_paper(grid: Grid) -> str:
         if cell.is_table_setting and cell.accuracy and cell.entry["paper"]
     ]
     other = len(known) - len(gaps)
-    why = "since something stands in for what the paper used or their setting was changed"
+    why = "because they have substitute data or a changed setting"
     if not gaps:
         return f"No cell is compared with the paper, {why}." if other else ""
     near, gap = sum(abs(each) <= 2 for each in gaps), fmean(gaps)
     text = (
-        f"Against the paper: {near} of {len(gaps)} cells are within two points of its number, "
-        f"on average {abs(gap):.1f} points {'above' if gap > 0 else 'below'} it"
+        f"Compared with the paper, {near} of {len(gaps)} cells are within two points of its number, "
+        f"and on average {abs(gap):.1f} points {'above' if gap > 0 else 'below'} it"
     )
-    return f"{text}; {other} more {'is' if other == 1 else 'are'} not compared, {why}." if other else f"{text}."
+    return f"{text}. Not compared, {why}: {counted(other, 'cell')}." if other else f"{text}."
 
 
 def _noise(grid: Grid, panel: Panel) -> str:
-    """What random labels cost each row, smallest loss first."""
+    """The accuracy that each row loses with random labels, smallest loss first."""
     sentences = []
     for column, head in enumerate(panel.heads):
         points = {panel.rows[row]: from_clean(panel, row, column) for row in panel.rows}

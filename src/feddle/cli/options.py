@@ -1,0 +1,20 @@
+"""Options and arguments that several commands share."""
+
+from pathlib import Path
+
+import click
+
+PATH = click.Path(path_type=Path)
+folder_argument = click.argument("folder", metavar="DIR", type=PATH)
+overrides_option = click.option(
+    "-o", "--override", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a config key: -o rounds=50"
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+track_option = click.option(
+    "--track", multiple=True, type=click.Choice(["tensorboard", "mlflow"]), help="Also send every round to this tool."
+)
+
+
+def names_in(text: str) -> list[str]:
+    """The names in a list that is separated by commas, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -30,7 +30,6 @@ from feddle.data.examples import Images
 from feddle.methods import options as methods
 from feddle.methods.fedavg import FedAvg, FedAvgOptions
 from feddle.methods.fedbuff import FedBuff, FedBuffOptions
-from feddle.methods.feddf import Distillation
 from feddle.methods.feddle.anchors import CalibratedAnchors
 from feddle.methods.feddle.fallback import FedAsyncFallback, NoFallback
 from feddle.methods.feddle.method import Feddle, FeddleOptions
@@ -455,7 +454,8 @@ def test_the_options_of_the_other_methods_reach_them() -> None:
     assert (hfcl.late, hfcl.recipe) == ("average_models", Recipe(epochs=1))
     feddf = strategy_of(name="feddf", late="add_deltas", lr=0.5, epochs=7, temperature=3, average="losses", patience=2)
     assert feddf.late == "add_deltas"
-    assert feddf.distillation == Distillation(Recipe(lr=0.5, epochs=7), 3.0, "losses", 2)
+    assert feddf.recipe == Recipe(lr=0.5, epochs=7)
+    assert (feddf.temperature, feddf.average, feddf.patience) == (3.0, "losses", 2)
     convex = strategy_of(name="convex", lr=0.5, epochs=7, batch_size=3)
     assert (convex.lr, convex.epochs, convex.batch_size) == (0.5, 7, 3)
     assert strategy_of(name="median", lr=0.5).lr == 0.5

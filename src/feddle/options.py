@@ -20,6 +20,7 @@ Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e100)]
 NonNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1e6)]
 Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 
 
 class Options(BaseModel):

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
-from feddle.core.search import Objective, Observer, Searched, full_pass
+from feddle.core.search import Found, Objective, Observer, Search, SearchTask, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.options import Count, Options
 from feddle.runtimes.trainers import Trainer
@@ -137,18 +137,15 @@ class InDomainComparison:
     objective: Objective
     every: int
 
-    def __call__(self, searched: Searched) -> Mapping[str, Any]:
+    def __call__(self, round: int, task: SearchTask, search: Search, found: Found) -> Mapping[str, Any]:
         """Cosines between the two objectives' directions: ∂ℓ/∂c at c′ over all examples, and ĉ − c′."""
-        if searched.round % self.every:
+        if round % self.every:
             return {}
-        space, start, point = searched.space, searched.start, searched.space.point(searched.start)
-        self.objective.begin(point, searched.seed)
-        ours, theirs = (space.project(full_pass(o, point)[1]) for o in (searched.objective, self.objective))
-        other = searched.search(
-            space, self.objective, start, regularisation=searched.regularisation, seed=searched.seed
-        )
-        moves = searched.found.coefficients - start, other.coefficients - start
-        return {"signal_cosine": cosine(ours, theirs), "search_cosine": cosine(*moves)}
+        point, other = task.space.point(task.start), replace(task, objective=self.objective)
+        self.objective.begin(point, task.seed)
+        slopes = [task.space.project(full_pass(each.objective, point)[1]) for each in (task, other)]
+        moves = [result.coefficients - task.start for result in (found, search(other))]
+        return {"signal_cosine": cosine(*slopes), "search_cosine": cosine(*moves)}
 
 
 def build_diagnostics(

@@ -12,7 +12,7 @@ from feddle.methods.feddle.method import FeddleOptions
 from feddle.methods.options import Method
 from feddle.models import Model
 from feddle.models.cnn import CnnOptions
-from feddle.options import Count, Options
+from feddle.options import Count, CountOrZero, Options
 from feddle.run.diagnostics import DiagnosticsOptions
 from feddle.runtimes.simulation import Delays
 from feddle.server import Checks
@@ -74,12 +74,8 @@ class SimulationPlan(Plan):
 class Checkpoints(Options):
     """Checkpoints from which a stopped run continues (`feddle resume`)."""
 
-    every: int | None = Field(
-        None,
-        ge=0,
-        le=100_000_000,
-        strict=True,
-        description="rounds between checkpoints; by default one a minute, fewer if they take long; 0: none",
+    every: CountOrZero | None = Field(
+        None, description="rounds between checkpoints; by default one per minute, fewer if they take long; 0: none"
     )
 
 

@@ -101,9 +101,9 @@ BAD: list[tuple[str, str]] = [
     ("data={name: digits, folder: /no/such/folder}", "there is no folder /no/such/folder"),
     ("method.atlas_sise=3", "method: unknown key 'atlas_sise'; did you mean 'atlas_size'?"),
     ("round=3", "unknown key 'round'; did you mean 'rounds'?"),
-    ("zzz=3", "unknown key 'zzz'; known are seed, rounds"),
+    ("zzz=3", "unknown key 'zzz'; the known keys are seed, rounds"),
     ("method=fedbuf", "method: unknown name 'fedbuf'; did you mean 'fedbuff'?"),
-    ("method.fallback=foo", "method.fallback: unknown name 'foo'; known are fedbuff"),
+    ("method.fallback=foo", "method.fallback: unknown name 'foo'; the known names are fedbuff"),
     ("rounds=many", "rounds: input should be a valid integer"),
     ("rounds=0", "rounds: input should be greater than or equal to 1, got 0"),
     ("data.partition.alpha=0", "data.partition.alpha: input should be greater than 0, got 0"),
@@ -117,7 +117,7 @@ BAD: list[tuple[str, str]] = [
     ("data.server.samples=0", "feddle uses the server's data, but there is none"),
     ("training.lr=1e30", "lower training.lr"),
     ("method.search.lr=1e30", "lower method.search.lr"),
-    ("clients={count: 500, per_round: 400}", "clients have any data, but clients.per_round is 400"),
+    ("clients={count: 500, per_round: 400}", "clients have data, but clients.per_round is 400"),
 ]
 
 
@@ -473,7 +473,7 @@ def test_the_papers_rule_is_the_best_of_the_last_five_evaluations() -> None:
 
 def test_a_run_goes_once(tmp_path: Path) -> None:
     run = run_config(tiny(rounds=1), tmp_path / "run", quiet=True)
-    with pytest.raises(FeddleError, match="make a new one"):
+    with pytest.raises(FeddleError, match="create a new one"):
         run.go()
 
 

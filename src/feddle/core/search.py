@@ -13,17 +13,17 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.rows import Anchors
 
-PASS_BATCH = 250  # examples per batch in a pass over all of them: bounds the memory, does not change the sum
+PASS_BATCH = 250  # examples per batch in a pass over all of them; limits the memory
 
 
 class Objective(Protocol):
     """A loss on the server's data, with its gradient, at a flat point.
 
-    An optional attribute `state` is what it remembers from one search to the next (see `core/state.py`).
+    An optional attribute `state` is kept from one search to the next and saved in checkpoints (`core/state.py`).
     """
 
     def begin(self, start: Weights, seed: int) -> None:
-        """Prepare for a search from `start`: choose its examples, and fit whatever the loss needs."""
+        """Prepare a search from `start`: choose the examples, and fit what the loss needs."""
 
     def __len__(self) -> int:
         """Number of examples in the current search."""
@@ -34,7 +34,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """The affine space w + c·Ā; Ā = scales ∘ anchors is never formed.
+    """The affine space w + c·Ā; Ā = scales ∘ anchors is never computed.
 
     `scales` (m,) has one number per row. A point is computed outside autograd (eq. poop), and a gradient is projected
     on the anchors afterwards (eq. mmnn): one matrix-vector product each way.
@@ -45,7 +45,7 @@ class SearchSpace:
     scales: Tensor
 
     def point(self, coefficients: Tensor) -> Weights:
-        """w + c·Ā; the running statistics do not move with c."""
+        """w + c·Ā; the running statistics do not depend on c."""
         return Weights(self.anchors.combine(self.origin.vector, coefficients * self.scales), self.origin.buffers)
 
     def lengths(self) -> Tensor:

@@ -32,7 +32,7 @@ class FeddleOptions(MethodOptions):
     )
     eviction: Eviction = Field(
         "importance",
-        description="anchor that a full atlas replaces: `importance`, that with the smallest |ĉ|, or `fifo`, the oldest",
+        description="what a full atlas replaces: `importance`, the anchor with the smallest |ĉ|, or `fifo`, the oldest",
     )
     anchors: AnchorOptions = RawAnchors()
     storage: StorageOptions = FloatStorage()

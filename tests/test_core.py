@@ -13,7 +13,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights, find_head
 from feddle.core.messages import Job
 from feddle.core.rows import FloatRows
-from feddle.core.search import SearchSpace, full_pass
+from feddle.core.search import SearchSpace, SearchTask, full_pass
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.core.staleness import polynomial, staleness_weight
 from feddle.data.examples import Examples
@@ -210,9 +210,7 @@ def test_a_point_and_a_projection_worked_out() -> None:
 def test_one_step_of_the_paper_search() -> None:
     # ℓ = ½‖w − (1, −1, 0)‖² from w = 0 with anchors e₁, e₂: ∂ℓ/∂c = (−1, 1). Adam's first step is −lr·sign.
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
-    found = PaperSearch(lr=0.1, epochs=1, batch_size=4)(
-        space, Quadratic(1.0, -1.0, 0.0), torch.zeros(2), regularisation=0.0, seed=0
-    )
+    found = PaperSearch(lr=0.1, epochs=1, batch_size=4)(SearchTask(space, Quadratic(1.0, -1.0, 0.0), torch.zeros(2)))
     assert close(found.coefficients, 0.1, -0.1)
     assert found.loss == 1.0  # ½(1 + 1) at the start
 
@@ -220,10 +218,10 @@ def test_one_step_of_the_paper_search() -> None:
 def test_the_search_finds_negative_coefficients_and_regularisation_holds_it_back() -> None:
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
     search = PaperSearch(lr=0.02, epochs=400, batch_size=2)
-    free = search(space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=0.0, seed=0)
+    free = search(SearchTask(space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5])))
     assert torch.allclose(free.coefficients, torch.tensor([1.0, -1.0]), atol=1e-3)
     # (c − 1) + λ(c − ½) = 0 with λ = 1: c₁ = ¾; (c + 1) + (c − ½) = 0: c₂ = −¼
-    held = search(space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=1.0, seed=0)
+    held = search(SearchTask(space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=1.0))
     assert torch.allclose(held.coefficients, torch.tensor([0.75, -0.25]), atol=1e-3)
 
 
@@ -231,9 +229,7 @@ def test_annealing_shrinks_the_steps_to_nothing() -> None:
     # batches of 2 of 4 examples: two steps, at the whole rate and at half of it. The gradient of ½(w − 10)² is −10 and
     # then −9.9, so Adam's steps are nearly lr·sign: 0.1·1 + 0.1·½ = 0.15
     space = SearchSpace(weights(0.0), FloatRows(torch.ones(1, 1)), torch.ones(1))
-    found = AnnealedSearch(lr=0.1, epochs=1, batch_size=2)(
-        space, Quadratic(10.0), torch.zeros(1), regularisation=0.0, seed=0
-    )
+    found = AnnealedSearch(lr=0.1, epochs=1, batch_size=2)(SearchTask(space, Quadratic(10.0), torch.zeros(1)))
     assert found.coefficients.item() == pytest.approx(0.15, abs=1e-3)
     assert found.loss == pytest.approx((50 + 9.9**2 / 2) / 2, rel=1e-4)
 
@@ -243,7 +239,7 @@ def test_lbfgs_lands_on_the_minimum_of_a_quadratic() -> None:
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
     for regularisation, expected in ((0.0, (1.0, -1.0)), (1.0, (0.75, -0.25))):
         found = LbfgsSearch(iterations=8)(
-            space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=regularisation, seed=0
+            SearchTask(space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5]), regularisation=regularisation)
         )
         assert torch.allclose(found.coefficients, torch.tensor(expected), atol=1e-4)
 
@@ -265,7 +261,7 @@ def test_a_full_pass_weighs_every_example_the_same() -> None:
 def test_a_search_that_diverges_names_the_remedy() -> None:
     space = SearchSpace(weights(0.0), FloatRows(torch.ones(1, 1)), torch.ones(1))
     with pytest.raises(FeddleError, match=r"lower method\.search\.lr \(now 1e\+30"):
-        PaperSearch(lr=1e30, epochs=2, batch_size=1)(space, Quadratic(1.0), torch.zeros(1), regularisation=0.0, seed=0)
+        PaperSearch(lr=1e30, epochs=2, batch_size=1)(SearchTask(space, Quadratic(1.0), torch.zeros(1)))
 
 
 @given(st.integers(1, 50), st.integers(1, 60), st.integers(0, 2**40))

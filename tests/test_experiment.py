@@ -30,7 +30,6 @@ from feddle.data.examples import Images
 from feddle.methods import options as methods
 from feddle.methods.fedavg import FedAvg, FedAvgOptions
 from feddle.methods.fedbuff import FedBuff, FedBuffOptions
-from feddle.methods.feddf import Distillation
 from feddle.methods.feddle.anchors import CalibratedAnchors
 from feddle.methods.feddle.fallback import FedAsyncFallback, NoFallback
 from feddle.methods.feddle.method import Feddle, FeddleOptions
@@ -102,9 +101,9 @@ BAD: list[tuple[str, str]] = [
     ("data={name: digits, folder: /no/such/folder}", "there is no folder /no/such/folder"),
     ("method.atlas_sise=3", "method: unknown key 'atlas_sise'; did you mean 'atlas_size'?"),
     ("round=3", "unknown key 'round'; did you mean 'rounds'?"),
-    ("zzz=3", "unknown key 'zzz'; known are seed, rounds"),
+    ("zzz=3", "unknown key 'zzz'; the known keys are seed, rounds"),
     ("method=fedbuf", "method: unknown name 'fedbuf'; did you mean 'fedbuff'?"),
-    ("method.fallback=foo", "method.fallback: unknown name 'foo'; known are fedbuff"),
+    ("method.fallback=foo", "method.fallback: unknown name 'foo'; the known names are fedbuff"),
     ("rounds=many", "rounds: input should be a valid integer"),
     ("rounds=0", "rounds: input should be greater than or equal to 1, got 0"),
     ("data.partition.alpha=0", "data.partition.alpha: input should be greater than 0, got 0"),
@@ -118,7 +117,7 @@ BAD: list[tuple[str, str]] = [
     ("data.server.samples=0", "feddle uses the server's data, but there is none"),
     ("training.lr=1e30", "lower training.lr"),
     ("method.search.lr=1e30", "lower method.search.lr"),
-    ("clients={count: 500, per_round: 400}", "clients have any data, but clients.per_round is 400"),
+    ("clients={count: 500, per_round: 400}", "clients have data, but clients.per_round is 400"),
 ]
 
 
@@ -455,7 +454,8 @@ def test_the_options_of_the_other_methods_reach_them() -> None:
     assert (hfcl.late, hfcl.recipe) == ("average_models", Recipe(epochs=1))
     feddf = strategy_of(name="feddf", late="add_deltas", lr=0.5, epochs=7, temperature=3, average="losses", patience=2)
     assert feddf.late == "add_deltas"
-    assert feddf.distillation == Distillation(Recipe(lr=0.5, epochs=7), 3.0, "losses", 2)
+    assert feddf.recipe == Recipe(lr=0.5, epochs=7)
+    assert (feddf.temperature, feddf.average, feddf.patience) == (3.0, "losses", 2)
     convex = strategy_of(name="convex", lr=0.5, epochs=7, batch_size=3)
     assert (convex.lr, convex.epochs, convex.batch_size) == (0.5, 7, 3)
     assert strategy_of(name="median", lr=0.5).lr == 0.5
@@ -473,7 +473,7 @@ def test_the_papers_rule_is_the_best_of_the_last_five_evaluations() -> None:
 
 def test_a_run_goes_once(tmp_path: Path) -> None:
     run = run_config(tiny(rounds=1), tmp_path / "run", quiet=True)
-    with pytest.raises(FeddleError, match="make a new one"):
+    with pytest.raises(FeddleError, match="create a new one"):
         run.go()
 
 

@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from feddle.methods.convex import ConvexMerging, into_simplex
 from feddle.methods.fadas import Amsgrad, Fadas
 from feddle.methods.fedasync import FedAsync
 from feddle.methods.fedavg import FedAvg
-from feddle.methods.feddf import Distillation, FedDF
+from feddle.methods.feddf import FedDF
 from feddle.methods.feddle.anchors import AdaptiveAnchors, CalibratedAnchors
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
@@ -102,7 +103,7 @@ def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> 
     mapped.put(3, torch.full((3,), 50.0))
     assert close(saved["last.3"], 19.0, 19.0, 19.0), "one that a saved state holds is not"
     assert close(mapped[3], 50.0, 50.0, 50.0)
-    with pytest.raises(FeddleError, match=r"last updates of 1000 clients \(0\.012 MB\) take more than the limit"):
+    with pytest.raises(FeddleError, match=r"last updates of 1000 clients \(0\.012 MB\) exceed the cache limit"):
         ClientCache(1000, 3, limit=10)
 
 
@@ -112,14 +113,14 @@ def test_the_cache_says_when_there_is_no_room_and_who_is_too_many(
     cache = ClientCache(2, 3, limit=0, folder=tmp_path)
     for client in (7, 8):
         cache.put(client, torch.ones(3))
-    with pytest.raises(FeddleError, match="client 9 is one more than the 2 clients"):
+    with pytest.raises(FeddleError, match="at most 2 clients, but client 9 is one more"):
         cache.put(9, torch.ones(3))
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.pwrite", full)
-    with pytest.raises(FeddleError, match=r"no room left for the last updates of 2 clients .* No space left"):
+    with pytest.raises(FeddleError, match=r"no space left for the last updates of 2 clients .* No space left"):
         cache.put(7, torch.zeros(3))
     assert close(cache[7], 1.0, 1.0, 1.0)
     assert close(cache.mean(), 1.0, 1.0, 1.0), "what could not be kept does not count"
@@ -269,7 +270,7 @@ def test_feddf_at_a_temperature_worked_out() -> None:
     # teacher itself, so nothing moves; from (0,0,0) instead, the gradient of T²·KL by the logits is T·(q − p) with
     # q = (⅓,⅓,⅓): 2·(1/12, −5/12, ⅓), times x = 2 for the weights: (⅓, −5/3, 4/3). One SGD step of 0.1:
     teacher = arrival(0.0, 1.0986123, -9.0)
-    strategy = feddf(Distillation(SGD, temperature=2.0))
+    strategy = feddf(SGD, temperature=2.0)
     targets = strategy.teach([teacher], strategy.examples)
     student = strategy._distil(weights(0.0, 0.0, 0.0), strategy.examples, targets, seed=0)
     assert torch.allclose(student.weights.vector, torch.tensor([-1 / 30, 1 / 6, -2 / 15]), atol=1e-3)
@@ -299,8 +300,8 @@ def test_center_keeps_its_optimiser_through_a_stop() -> None:
 # --- FedDF
 
 
-def feddf(how: Distillation) -> Played:
-    return Played(FedDF(bench(Scaled()), numbers(), how, late="add_deltas", seed=0))
+def feddf(recipe: Recipe, **how: Any) -> Played:
+    return Played(FedDF(bench(Scaled()), numbers(), recipe, late="add_deltas", seed=0, **how))
 
 
 def test_feddf_teachers() -> None:
@@ -308,18 +309,18 @@ def test_feddf_teachers() -> None:
     # Their mean (0, ln 3, −18) has softmax (¼, ¾, 0); their softmaxes (0.1, 0.9, 0), (½, ½, 0) have mean (0.3, 0.7, 0)
     half_ln9 = 0.5 * 2.1972246
     teachers = [arrival(0.0, half_ln9, -9.0), arrival(0.0, 0.0, -8.0, start=weights(0.0, 0.0, -1.0))]
-    logits = feddf(Distillation(SGD)).teach(teachers, feddf(Distillation(SGD)).examples)
+    logits = feddf(SGD).teach(teachers, feddf(SGD).examples)
     assert torch.allclose(logits, torch.tensor([[0.25, 0.75, 0.0]]), atol=1e-4)
-    losses = feddf(Distillation(SGD, average="losses")).teach(teachers, feddf(Distillation(SGD)).examples)
+    losses = feddf(SGD, average="losses").teach(teachers, feddf(SGD).examples)
     assert torch.allclose(losses, torch.tensor([[0.3, 0.7, 0.0]]), atol=1e-4)
     # at temperature 2 the first teacher's logits are halved: (0, ln 3, −9), softmax (¼, ¾, 0)
-    warm = feddf(Distillation(SGD, temperature=2.0)).teach(teachers[:1], feddf(Distillation(SGD)).examples)
+    warm = feddf(SGD, temperature=2.0).teach(teachers[:1], feddf(SGD).examples)
     assert torch.allclose(warm, torch.tensor([[0.25, 0.75, 0.0]]), atol=1e-3)
 
 
 def test_feddf_distils_what_the_teachers_know_together() -> None:
     teachers = [arrival(1.0, 0.0, 0.0, examples=9), arrival(0.0, 1.0, 0.0, examples=1)]
-    strategy = feddf(Distillation(Recipe(optimizer="sgd", lr=0.5, epochs=200)))
+    strategy = feddf(Recipe(optimizer="sgd", lr=0.5, epochs=200))
     merged = strategy.merge(weights(0.0, 0.0, 0.0), teachers)
     # both teachers count the same, whatever the average by examples says: the student's first two logits agree
     assert merged.vector[0].item() == pytest.approx(merged.vector[1].item(), abs=1e-3)
@@ -328,7 +329,7 @@ def test_feddf_distils_what_the_teachers_know_together() -> None:
 
 
 def test_feddf_stops_early_when_the_loss_no_longer_falls() -> None:
-    strategy = feddf(Distillation(Recipe(optimizer="sgd", lr=0.5, epochs=5000), patience=2))
+    strategy = feddf(Recipe(optimizer="sgd", lr=0.5, epochs=5000), patience=2)
     strategy.merge(weights(0.0, 0.0, 0.0), [arrival(1.0, 0.0, 0.0), arrival(0.0, 1.0, 0.0)])
     assert strategy.notes["distillation_epochs"] < 5000
 

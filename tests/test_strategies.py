@@ -16,8 +16,8 @@ from feddle.methods.fadas import Amsgrad, Fadas
 from feddle.methods.fedasync import FedAsync
 from feddle.methods.fedavg import FedAvg, Late
 from feddle.methods.fedbuff import FedBuff
-from feddle.methods.feddf import Distillation, FedDF
-from feddle.methods.feddle.anchors import AdaptiveAnchors, Anchoring, CalibratedAnchors
+from feddle.methods.feddf import FedDF
+from feddle.methods.feddle.anchors import AdaptiveAnchors, Anchoring, CalibratedAnchors, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
@@ -37,7 +37,7 @@ def feddle(
     lr: float = 1e-9,
     capacity: int = 4,
     normalise: bool = True,
-    anchors: Anchoring | None = None,
+    anchors: Anchoring = RawAnchors(),  # noqa: B008  # frozen
 ) -> Played:
     """By default a search that hardly moves, so that what the fallback does can be seen."""
     strategy = Feddle(
@@ -210,7 +210,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "center": lambda: Center(bench(statistic=True), numbers(), RECIPE, rounds=1, seed=0),
     "fed+ft": lambda: FedFT(FedBuff(buffer_size=2), bench(statistic=True), numbers(), RECIPE, seed=0),
     "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
-    "feddf": lambda: FedDF(bench(Scaled(), statistic=True), numbers(), Distillation(RECIPE), late="add_deltas", seed=0),
+    "feddf": lambda: FedDF(bench(Scaled(), statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
 }
 TRAIN_ALONE = {"center", "fed+ft", "hfcl"}  # they train on the server's data whatever arrives
 START = weights(1.0, 2.0, 3.0, buffers=[0.5])

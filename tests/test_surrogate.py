@@ -13,7 +13,7 @@ from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.rows import FloatRows
-from feddle.core.search import Objective, SearchSpace, full_pass, smoothness
+from feddle.core.search import Objective, SearchSpace, SearchTask, full_pass, smoothness
 from feddle.core.state import load, save
 from feddle.data.examples import FromDataset, Images, Rotated, draw
 from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
@@ -212,14 +212,14 @@ def test_sgd_with_the_steps_of_the_theory() -> None:
     objective, zeros = Quadratic(1.0, -1.0, 0.0), torch.zeros(2)
     assert smoothness(space, objective, zeros) == pytest.approx(1.0, rel=1e-4)
     assert close(space.lengths(), 1.0, 1.0)
-    lemma = SgdSearch(step="lemma-1", epochs=1, batch_size=4)(space, objective, zeros, regularisation=0.0, seed=0)
+    lemma = SgdSearch(step="lemma-1", epochs=1, batch_size=4)(SearchTask(space, objective, zeros))
     assert close(lemma.coefficients.round(decimals=4), 0.5, -0.5)  # 1/(1·2)
     # T = 2 steps: min(1/(2·1·2·2), 1/(2·1·2·√2)) = 1/8, and the second slope is (−7/8, 7/8): 1/8 + 7/64
-    theorem = SgdSearch(step="theorem-2", epochs=2, batch_size=4)(space, objective, zeros, regularisation=0.0, seed=0)
+    theorem = SgdSearch(step="theorem-2", epochs=2, batch_size=4)(SearchTask(space, objective, zeros))
     assert close(theorem.coefficients.round(decimals=4), 0.2344, -0.2344)
     # long anchors, ‖ā‖ = 2: Σ‖ā‖² = 8, so a step of 1/8 on a slope of (−2, 2)
     long = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.full((2,), 2.0))
-    found = SgdSearch(step="lemma-1", epochs=1, batch_size=4)(long, objective, zeros, regularisation=0.0, seed=0)
+    found = SgdSearch(step="lemma-1", epochs=1, batch_size=4)(SearchTask(long, objective, zeros))
     assert close(found.coefficients.round(decimals=4), 0.25, -0.25)
 
 

@@ -3,7 +3,7 @@
 >>> import feddle
 >>> run = feddle.simulate(model, clients, server=server_data, test=test_data, rounds=50)  # doctest: +SKIP
 
-The names below are loaded when first used: torch takes a second to import, `feddle --help` does not need it.
+Names are imported when they are first used: importing torch takes a second, and `feddle --help` does not need it.
 """
 
 from importlib import import_module
@@ -23,23 +23,17 @@ if TYPE_CHECKING:
     from feddle.run.run import Run
     from feddle.run.simulate import by_client, by_dirichlet, simulate
 
-_HOMES = {
-    "Arrival": "feddle.core.messages",
-    "Atlas": "feddle.core.atlas",
-    "Config": "feddle.run.plan",
-    "FeddleError": "feddle.core.errors",
-    "Job": "feddle.core.messages",
-    "Layout": "feddle.core.layout",
-    "Merged": "feddle.core.messages",
-    "Run": "feddle.run.run",
-    "Strategy": "feddle.methods.strategy",
-    "Update": "feddle.core.messages",
-    "Weights": "feddle.core.layout",
-    "by_client": "feddle.run.simulate",
-    "by_dirichlet": "feddle.run.simulate",
-    "load_config": "feddle.run.load",
-    "run_config": "feddle.run.folder",
-    "simulate": "feddle.run.simulate",
+_NAMES = {
+    "feddle.core.atlas": ("Atlas",),
+    "feddle.core.errors": ("FeddleError",),
+    "feddle.core.layout": ("Layout", "Weights"),
+    "feddle.core.messages": ("Arrival", "Job", "Merged", "Update"),
+    "feddle.methods.strategy": ("Strategy",),
+    "feddle.run.folder": ("run_config",),
+    "feddle.run.load": ("load_config",),
+    "feddle.run.plan": ("Config",),
+    "feddle.run.run": ("Run",),
+    "feddle.run.simulate": ("by_client", "by_dirichlet", "simulate"),
 }
 
 __all__ = [
@@ -64,6 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'feddle' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'feddle' has no attribute {name!r}")

@@ -1,5 +1,6 @@
-"""The ground that configs stand on: frozen, and unknown keys are refused."""
+"""The base of every options class, and the types of their fields."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -9,21 +10,22 @@ from feddle.core.errors import did_you_mean, nearest
 
 
 def no_bool(value: Any) -> Any:
-    """Refuse true and false where a number is meant: Python would take them for 1 and 0."""
+    """Refuse true and false where a number is expected; Python would use them as 1 and 0."""
     if isinstance(value, bool):
         raise ValueError(f"expected a number, got {value}")
     return value
 
 
-# bounds are there to catch slips: an exponent too many ends in one line, not in an overflow hours later
+# the bounds catch typing errors: an error message now is better than an overflow hours later
 Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e100)]
 NonNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1e6)]
 Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
+CountOrZero = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 
 
 class Options(BaseModel):
-    """Frozen, and an unknown key is an error that names the nearest known one."""
+    """Base of options: frozen. An unknown key is an error that suggests the nearest known key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -38,10 +40,10 @@ class Options(BaseModel):
 
     @classmethod
     def _hint(cls, key: str) -> str:
-        """Where the key may belong: below another key, to another choice, or spelt otherwise."""
-        below = [f"{n}.{key}" for n, f in cls.model_fields.items() for m in members_of(f) if key in m.model_fields]
-        if below:
-            return f"did you mean {below[0]!r}?"
+        """What may have been meant: a key inside another one, a similar key, or a key of another choice."""
+        inside = [f"{n}.{key}" for n, f in cls.model_fields.items() for m in members_of(f) if key in m.model_fields]
+        if inside:
+            return f"did you mean {inside[0]!r}?"
         if question := did_you_mean(key, cls.model_fields):
             return question
         kind = cls.__base__
@@ -50,25 +52,31 @@ class Options(BaseModel):
             if other := nearest(key, options, cutoff=0.5):
                 owners = [c.named() for c in kind.__subclasses__() if other in c.model_fields]
                 return f"{other!r} is an option of {', '.join(owners)}, not of {cls.named()}"
-        return f"known are {', '.join(cls.model_fields)}"
+        return f"the known keys are {', '.join(cls.model_fields)}"
 
     @classmethod
     def named(cls) -> str:
-        """The name that this choice goes by, if it is one."""
+        """The name of this choice; empty if the class is not a choice."""
         field = cls.model_fields.get("name")
         return str(field.default) if field else ""
 
 
 def members_of(field: FieldInfo) -> list[type[BaseModel]]:
-    """The config classes that a key can hold."""
-    options = get_args(field.annotation) or (field.annotation,)
-    return [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+    """The options classes that a key can hold."""
+    return list(_models_in(field.annotation))
+
+
+def _models_in(hint: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        yield hint
+    for inner in get_args(hint):
+        yield from _models_in(inner)
 
 
 def choice(default: str) -> BeforeValidator:
-    """One of several parts, told apart by `name`.
+    """A validator for a choice between options classes, which are distinguished by `name`.
 
-    A bare name stands for that part with its defaults (`method: fedbuff`); options without a name are `default`'s.
+    A bare name selects a class with its defaults (`method: fedbuff`). Options without a name belong to `default`.
     """
 
     def named(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The server core, shared by every runtime: it knows neither time nor transport."""
+"""The server core. Every runtime uses it; it is independent of time and transport."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -17,22 +17,22 @@ from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import Strategy, state_of
 from feddle.options import Options, no_bool
 
-RECENT, ENOUGH = 100, 20  # largest and smallest number of accepted updates whose norms make the median
+RECENT, ENOUGH = 100, 20  # largest and smallest number of norms used for the median
 
 
 class Checks(Options):
-    """What the server checks of an update, besides its form."""
+    """Checks of an update's values."""
 
     max_norm_ratio: Annotated[float, BeforeValidator(no_bool), Field(gt=1, le=1e6)] | None = Field(
         100.0,
-        description="an update longer than this times the median of the last 100 is refused; until 20 have come, the "
-        "norm of the model takes the place of the median; null: any length",
+        description="largest norm of an update, relative to the median norm of the last 100 updates (relative to the "
+        "norm of the model until 20 have arrived); longer updates are refused; null: no limit",
     )
 
 
 @dataclass(eq=False)
 class ServerState:
-    """Everything that a server remembers, except what its strategy remembers."""
+    """The state of a server, without that of its strategy."""
 
     model: Weights
     version: int = 0
@@ -46,14 +46,14 @@ class ServerState:
 
 
 class Server:
-    """Versions of the model, jobs in flight, and what has arrived for the next merge.
+    """The versions of the model, the jobs in flight, and the arrivals for the next merge.
 
-    A version is made each round, whether the model changed or not. Updates are hostile until checked: a bad one is
-    refused, counted by reason in `refused`, and changes nothing else. Its job stays in flight, so that nobody can end
-    another client's job. An update of norm zero is counted, and no strategy sees it.
+    Each round makes a version, even if the model does not change. Updates are not trusted: a bad one is refused and
+    counted by reason in `refused`, and changes nothing else. Its job stays in flight, so no client can end the job of
+    another. An update of norm zero is counted but not passed to the strategy.
 
-    Every update must name `digest`, the digest of the model's layout. `max_norm_ratio` bounds an update's norm by the
-    median of those accepted last; until there are enough of them, by the norm of the model.
+    Every update must have the `digest` of the model's layout. `max_norm_ratio` limits an update's norm relative to the
+    median of the last accepted ones, or to the norm of the model until there are enough of them.
     """
 
     def __init__(
@@ -71,10 +71,6 @@ class Server:
         """The current version."""
         return self.state.model
 
-    @model.setter
-    def model(self, model: Weights) -> None:
-        self.state.model = model
-
     @property
     def version(self) -> int:
         """The number of the current version, from 0."""
@@ -82,12 +78,12 @@ class Server:
 
     @property
     def refused(self) -> Counter[str]:
-        """How many updates were refused, by reason."""
+        """The number of refused updates, by reason."""
         return self.state.refused
 
     @property
     def zero_updates(self) -> int:
-        """How many updates had norm zero."""
+        """The number of updates with norm zero."""
         return self.state.zero_updates
 
     def dispatch(self, client: int) -> Job:
@@ -102,7 +98,7 @@ class Server:
 
     @property
     def most_jobs(self) -> int:
-        """The number of jobs of the client that has had the most."""
+        """The largest number of jobs of any client."""
         return max(self.state.jobs_of.values(), default=0)
 
     @property
@@ -126,34 +122,32 @@ class Server:
         if reason is not None:
             self.state.refused[reason] += 1
             return False
-        job, length = update.job, norm(update).item()
-        start = self.start_of(job)
+        job, start, length = update.job, self.start_of(update.job), norm(update).item()
         self.forget(job)
         self.state.last_received[job.client] = job
-        if not length:
+        if length:
+            self.state.norms.append(length)
+            self._arrivals.append(Arrival(update, self.version - job.version, start))
+        else:
             self.state.zero_updates += 1
-            return True
-        self.state.norms.append(length)
-        self._arrivals.append(Arrival(update, self.version - job.version, start))
         return True
 
     def forget(self, job: Job) -> None:
-        """End a job; its version is freed with the last job that started from it."""
+        """End a job. A version is freed when the last job that started from it ends."""
         self.state.in_flight.remove(job)
         self._jobs_from[job.version] -= 1
         if not self._jobs_from[job.version]:
             del self._jobs_from[job.version], self.state.pinned[job.version]
 
     def advance(self) -> tuple[Sequence[Arrival], Mapping[str, Any]]:
-        """Merge what arrived into the next version; the arrivals, and the strategy's notes for the history."""
+        """Merge the arrivals into the next version; returns the arrivals and the strategy's notes."""
         arrivals, self._arrivals = self._arrivals, []
         merged = self.strategy.merge(self.model, arrivals, self.version + 1)
-        self.state.model = merged.weights
-        self.state.version += 1
+        self.state.model, self.state.version = merged.weights, self.version + 1
         return arrivals, merged.notes
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue, as tensors; taken between rounds, when nothing waits for a merge."""
+        """Everything needed to continue, as tensors; called between rounds, when no arrival waits for a merge."""
         assert not self._arrivals
         return {**save(self.state), **prefixed("strategy", save(state_of(self.strategy)))}
 

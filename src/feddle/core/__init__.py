@@ -1,1 +1,1 @@
-"""Pure maths on flat tensors: layout, atlas, search, staleness, seeds, messages."""
+"""Maths on flat tensors, and the types that every other package uses."""

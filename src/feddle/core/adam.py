@@ -1,4 +1,4 @@
-"""Adam for a few numbers."""
+"""Adam for a small vector."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 class SmallAdam:
-    """The steps of Adam (Kingma & Ba) on one vector, in the order of operations that `torch.optim.Adam` has."""
+    """Adam (Kingma & Ba) on one vector, with the same order of operations as `torch.optim.Adam`."""
 
     def __init__(self, like: Tensor) -> None:
         self._mean = torch.zeros_like(like)
@@ -15,7 +15,7 @@ class SmallAdam:
         self._steps = 0
 
     def step(self, at: Tensor, gradient: Tensor, lr: float) -> None:
-        """Move `at` in place."""
+        """Take a step from `at`, in place."""
         self._steps += 1
         self._mean.lerp_(gradient, 1 - _BETA1)
         self._square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)

@@ -1,4 +1,4 @@
-"""The model atlas: a bounded set of anchors that spans the server's search."""
+"""The model atlas: a bounded set of anchors, which spans the search space."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -16,8 +16,8 @@ Eviction = Literal["importance", "fifo"]
 class Atlas:
     """At most M anchors in preallocated `rows`, by default float32, with the score and origin of each row.
 
-    A full atlas gives up its anchor with the smallest score (`importance`) or its oldest one (`fifo`). An anchor
-    has no score until its first search and is protected until then; if every anchor is new, the oldest goes.
+    A full atlas replaces the anchor with the smallest score (`importance`) or the oldest one (`fifo`). An anchor has no
+    score until its first search and is not replaced before that. If every anchor is new, the oldest is replaced.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Atlas:
         self._rows = FloatRows.empty(capacity, dimension, device) if rows is None else rows
         self._norms = torch.zeros(capacity, device=device)
         self._scores = torch.full((capacity,), torch.nan, device=device)
-        self._ages = torch.zeros(capacity, dtype=torch.int64)  # the count of inserts when the row was filled
+        self._ages = torch.zeros(capacity, dtype=torch.int64)  # number of inserts before the row was filled
         self._origins = torch.zeros(capacity, 3, dtype=torch.int64)  # client, number, version of the job
         self._inserted = 0
         self._size = 0
@@ -61,14 +61,14 @@ class Atlas:
     def row_scales(self) -> Tensor:
         """r (|A|,) with r_m = median(‖a‖)/‖a_m‖, so that Ā = r ∘ A (eq. anc_normalization)."""
         norms = self._norms[: self._size]
-        return norms.quantile(0.5) / norms  # the mean of the two middle ones when their number is even
+        return norms.quantile(0.5) / norms  # for an even number, the mean of the two middle ones
 
     def origins(self) -> list[Job]:
-        """Which job each active anchor came from."""
+        """The job of each active anchor."""
         return [Job(*row) for row in self._origins[: self._size].tolist()]
 
     def score(self, coefficients: Tensor) -> None:
-        """Keep |ĉ| of a search as the anchors' importance."""
+        """Store |ĉ| of a search as the anchors' scores."""
         self._scores[: self._size] = coefficients.abs()
 
     def _victim(self) -> int:
@@ -78,7 +78,7 @@ class Atlas:
         return int(self._scores.nan_to_num(nan=torch.inf).argmin())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue, as tensors; only the rows in use."""
+        """Everything needed to continue, as tensors; only rows in use."""
         rows = slice(0, self._size)
         kept = {name: tensor[rows] for name, tensor in self._columns().items()}
         return {**{name: tensor.clone() for name, tensor in kept.items()}, "inserted": torch.tensor(self._inserted)}

@@ -1,4 +1,4 @@
-"""What makes an update one that can be merged; its fields may hold anything, whatever their types say."""
+"""Checks of an update before it is merged. Its fields may hold anything, whatever their declared types."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 
-MOST_EXAMPLES = 10**12  # beyond it a count is no count, and would overflow in a sum
+MOST_EXAMPLES = 10**12  # a larger number is not plausible, and sums could overflow
 LARGEST_METRIC = 1e300
-LARGEST_STATISTIC = 1e30  # of a running mean or variance: differences and squares of larger ones overflow
+LARGEST_STATISTIC = 1e30  # running mean or variance; larger ones overflow when squared
 
 
 def fault_of_form(update: Update, model: Weights, digest: str) -> str | None:
-    """Why an update does not fit the model, or None: type, layout, length, examples, metrics."""
+    """Why an update does not fit the model (type, layout, length, examples, metrics), or None."""
     delta, buffers = update.delta, update.buffers
     if not (_is_like(delta, model.vector) and _is_like(buffers, model.buffers)):
         return "wrong type"
@@ -30,7 +30,7 @@ def fault_of_form(update: Update, model: Weights, digest: str) -> str | None:
 
 
 def fault_of_values(update: Update) -> str | None:
-    """Why an update of the right form cannot be added to a model, or None; its norm must be finite too."""
+    """Why the values of a well-formed update cannot be merged, or None. Its norm must be finite too."""
     if norm(update).isfinite() and (update.buffers.abs() <= LARGEST_STATISTIC).all():
         return None
     if update.delta.isnan().any() or update.buffers.isnan().any():
@@ -47,12 +47,12 @@ def norm(update: Update) -> Tensor:
 
 
 def is_job(job: Any) -> bool:
-    """Whether this is a job with three whole numbers: True and 1.0 equal 1, but nobody was sent them."""
+    """Whether this is a job with three integers. True and 1.0 equal 1, but the server never sent them."""
     return type(job) is Job and all(type(n) is int for n in (job.client, job.number, job.version))
 
 
 def _is_like(value: Any, own: Tensor) -> bool:
-    """A plain dense tensor of the same type and on the same device."""
+    """Whether a value is a plain dense tensor of the same dtype and device."""
     return (
         type(value) is Tensor
         and not value.is_nested

@@ -7,15 +7,15 @@ import numba
 
 
 def compiled(signature: str | None = None, *, fastmath: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Compile for a signature at once, without one at the first call; later processes find the code on disk.
+    """Compile a function: with a signature immediately, without one at the first call. The code is cached on disk.
 
-    At once is before worker processes are forked, which then share it. `fastmath` lets a sum be taken in lanes.
+    With a signature, it is compiled before worker processes are forked, so they share it. `fastmath` allows SIMD sums.
     """
 
     def decorate(function: Callable[..., Any]) -> Any:
         try:
             return numba.jit(signature, nopython=True, nogil=True, fastmath=fastmath, cache=True)(function)
-        except Exception:  # no folder to write to, a full disk, a file that was cut off: do without
+        except Exception:  # an unwritable folder, a full disk or a damaged file: do not cache
             return numba.jit(signature, nopython=True, nogil=True, fastmath=fastmath)(function)
 
     return decorate

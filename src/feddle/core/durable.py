@@ -1,4 +1,4 @@
-"""Files that are complete whenever the process or the machine stops."""
+"""Writing files that are complete even if the process or the machine stops."""
 
 import os
 from collections.abc import Iterable
@@ -6,22 +6,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-_AT_ONCE = 16  # a disk syncs many files in the time of one
+_AT_ONCE = 16  # syncing many files at once takes about as long as one
 
 
 def write_whole(
     path: Path, content: bytes, *, sync: bool = True, private: bool = False, contested: bool = False
 ) -> None:
-    """Replace a file in one step: after a stop it has all of the new content or all of the old.
+    """Replace a file atomically: if the process stops, the file has either the old or the new content.
 
-    With `sync` this also holds when the machine stops; without, only after a call of `sync_files`. A `private` file can
+    With `sync` this also holds if the machine stops; without, only after a call of `sync_files`. A `private` file can
     only be read by its owner. A `contested` file may be written by several processes at once; the last one wins.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial" if contested else f"{path.name}.partial")
     try:
         if private:
             partial.unlink(missing_ok=True)
-            partial.touch(0o600, exist_ok=False)  # before the content: nobody else can open it in between
+            partial.touch(0o600, exist_ok=False)  # set the mode before writing, so that nobody else can open it
         with partial.open("wb") as file:
             file.write(content)
             if sync:
@@ -30,7 +30,7 @@ def write_whole(
         partial.replace(path)
     except BaseException:
         with suppress(OSError):
-            partial.unlink(missing_ok=True)  # on a full disk, room for the next file
+            partial.unlink(missing_ok=True)  # frees space on a full disk
         raise
 
 
@@ -48,7 +48,7 @@ def sync_files(paths: Iterable[Path]) -> None:
 
 def sync_folder(path: Path) -> None:
     """Wait until the names of the files in a folder are on the disk."""
-    if os.name != "posix":  # elsewhere a folder cannot be opened
+    if os.name != "posix":  # other systems cannot open a folder
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:

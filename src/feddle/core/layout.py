@@ -19,13 +19,13 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """What sending them costs."""
+        """The size of a message with these weights."""
         return self.vector.nbytes + self.buffers.nbytes
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one named tensor lives in a flat vector."""
+    """The position of one named tensor in a flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -41,8 +41,8 @@ class Slot:
 class Layout:
     """The flat vector of a module's trainable parameters, in model order, body before head.
 
-    Floating-point buffers (BatchNorm statistics) form a vector of their own; integer counters are not sent.
-    Two models have the same `digest` exactly when their updates can be added.
+    Floating-point buffers (BatchNorm statistics) form a second vector; integer counters are not included.
+    Two models have the same `digest` if and only if their updates can be added.
     """
 
     parameters: tuple[Slot, ...]
@@ -53,17 +53,16 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, head: str | None = None) -> "Layout":
-        """The layout of `model`; `head` names its classifier module, by default the last linear layer."""
+        """The layout of `model`; `head` is the name of its classifier, by default the last linear layer."""
         named = head is not None
         head = find_head(model) if head is None else head
-        trainable: dict[str, Tensor] = {
-            n: p for n, p in model.named_parameters() if p.requires_grad and p.is_floating_point()
-        }
+        every: dict[str, Tensor] = dict(model.named_parameters())
+        trainable = {n: p for n, p in every.items() if p.requires_grad and p.is_floating_point()}
         if not trainable:
-            raise FeddleError("expected a model with trainable parameters, but every parameter is frozen")
+            raise FeddleError("expected trainable parameters, but every parameter is frozen; set requires_grad")
         in_head = {n for n in trainable if head is not None and n.startswith(f"{head}.")}
         if named and not in_head:
-            raise FeddleError(f"the model has no trainable module named {head!r} to serve as its head")
+            raise FeddleError(f"the model has no trainable module named {head!r}; name one of its modules as the head")
         body = [n for n in trainable if n not in in_head]
         parameters = _slots({n: trainable[n] for n in [*body, *(n for n in trainable if n in in_head)]})
         saved = model.state_dict().keys()
@@ -73,7 +72,7 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """d, the number of trainable parameters."""
+        """The number of trainable parameters (d)."""
         return _total(self.parameters)
 
     @property
@@ -102,18 +101,14 @@ class Layout:
                 model.get_buffer(slot.name).copy_(weights.buffers[slot.place].view(slot.shape))
 
     def read_grad(self, model: nn.Module) -> Tensor:
-        """The gradients as a vector (d,); a parameter that the loss did not reach has gradient zero."""
+        """The gradients as a vector (d,); a parameter without a gradient has gradient zero."""
         grads = [(p, p.grad) for p in (model.get_parameter(s.name) for s in self.parameters)]
         return _gather([torch.zeros_like(p) if grad is None else grad for p, grad in grads])
 
 
 def find_head(model: nn.Module) -> str | None:
-    """The name of the last linear layer with trainable parameters, if there is one below the top."""
-    linear = [
-        name
-        for name, module in model.named_modules()
-        if name and isinstance(module, nn.Linear) and module.weight.requires_grad
-    ]
+    """The name of the last linear submodule with trainable parameters, if there is one."""
+    linear = [n for n, m in model.named_modules() if n and isinstance(m, nn.Linear) and m.weight.requires_grad]
     return linear[-1] if linear else None
 
 
@@ -130,12 +125,12 @@ def _total(slots: tuple[Slot, ...]) -> int:
 
 
 def _gather(tensors: list[Tensor]) -> Tensor:
-    # reshape copies a channels_last tensor into the logical order that the layout speaks of
+    # reshape copies a channels_last tensor into the logical order
     return torch.cat([t.reshape(-1).float() for t in tensors]) if tensors else torch.zeros(0)
 
 
 def _digest(model: nn.Module, trainable: dict[str, Tensor], moving: dict[str, Tensor], head_start: int) -> str:
-    """Over names, shapes and dtypes, and the contents of what is frozen: an adapter fits one base only."""
+    """The digest of names, shapes and dtypes, and of frozen values: an adapter fits only one base model."""
     digest = hashlib.sha256(f"head {head_start}".encode())
     for name, tensor in [*trainable.items(), *moving.items()]:
         digest.update(f"|{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

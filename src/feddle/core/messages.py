@@ -1,4 +1,4 @@
-"""What passes between server and clients."""
+"""The messages between server, clients and strategies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What a client sends back: `delta` (d,) from its start to its end, and its running statistics (b,)."""
+    """A client's result: `delta` (d,) is its final minus its initial parameters; `buffers` (b,) are its statistics."""
 
     job: Job
     delta: Tensor
@@ -32,10 +32,10 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """An update as a strategy sees it.
+    """An update, as it is passed to a strategy.
 
-    `staleness` (τ) is the number of versions made since the client started; `start` is the version that it started
-    from, shared with every other job of that version.
+    `staleness` (τ) is the number of versions made since the client started. `start` is the version that it started
+    from; all jobs of a version share it.
     """
 
     update: Update
@@ -45,7 +45,7 @@ class Arrival:
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """What a strategy returns: the next version of the model, and what goes into the history (JSON values)."""
+    """The result of a strategy: the next version of the model, and notes for the history (JSON values)."""
 
     weights: Weights
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Merged:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What happened in a round: jobs sent, updates that came back, those accepted, and notes for the history."""
+    """The events of a round: jobs sent, updates returned, updates accepted, and notes for the history."""
 
     dispatched: int
     returned: int

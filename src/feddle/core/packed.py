@@ -1,7 +1,7 @@
-"""Anchors that take less memory than float32, so that each step of a search reads less.
+"""Anchors that take less memory than float32, so each step of a search reads less.
 
-numba compiles the products, because torch has no public product of 8-bit rows with a float32 vector. They work in
-blocks that stay in the cache.
+The products are compiled by numba, because torch has no public product of 8-bit rows and a float32 vector. They work
+on blocks that fit in the cache.
 """
 
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ from torch import Tensor
 from feddle.core.compiled import compiled
 from feddle.core.rows import allocate
 
-_BLOCK = 8192  # columns: their float32 sums stay in the first-level cache
-_jit = compiled(fastmath=True)  # lets a sum be split over SIMD lanes
+_BLOCK = 8192  # columns, whose float32 sums fit in the first-level cache
+_jit = compiled(fastmath=True)  # allows SIMD sums
 _f32 = np.float32
 
 
 @dataclass(frozen=True, eq=False)
 class Int8Rows:
-    """Anchors as 8-bit integers (m, d) with a scale a row: a quarter of float32's memory."""
+    """Anchors as 8-bit integers (m, d) with one scale per row: a quarter of float32's memory."""
 
     codes: Tensor
     scales: Tensor
 
     @classmethod
     def empty(cls, capacity: int, dimension: int) -> "Int8Rows":
-        """Room for `capacity` anchors."""
+        """Empty rows for `capacity` anchors."""
         return cls(allocate(capacity, dimension, torch.int8), torch.zeros(capacity))
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def put(self, row: int, anchor: Tensor) -> None:
-        """Keep an anchor, rounded to a 127th of its largest number."""
+        """Store an anchor, rounded to multiples of its largest absolute value / 127."""
         scale = anchor.abs().max() / 127
         self.scales[row] = scale
         self.codes[row] = (anchor / scale).round_().clamp_(-127, 127) if scale else 0
@@ -58,14 +58,14 @@ class Int8Rows:
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
-    """Of each anchor only its k largest numbers, with their places (m, k)."""
+    """Only the k largest numbers of each anchor, with their positions (m, k)."""
 
     places: Tensor
     values: Tensor
 
     @classmethod
     def empty(cls, capacity: int, dimension: int, density: float) -> "SparseRows":
-        """Room for `capacity` anchors of which a share `density` of the numbers is kept."""
+        """Empty rows for `capacity` anchors; a share `density` of their numbers is kept."""
         kept = max(1, round(density * dimension))
         return cls(allocate(capacity, kept, torch.int32), allocate(capacity, kept, torch.float32))
 
@@ -73,7 +73,7 @@ class SparseRows:
         return len(self.places)
 
     def put(self, row: int, anchor: Tensor) -> None:
-        """Keep the largest numbers of an anchor, in order of their places."""
+        """Store the largest numbers of an anchor, in order of their positions."""
         places = anchor.abs().topk(self.places.shape[1], sorted=False).indices.sort().values
         self.places[row] = places
         self.values[row] = anchor[places]
@@ -95,7 +95,7 @@ class SparseRows:
         return out
 
 
-# four rows at a time, so that the vector is loaded once for all of them
+# four rows at a time, so that the vector is loaded once for the four
 
 
 @_jit

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on updates, and what it spends."""
+"""The Gaussian mechanism on updates, and its privacy cost."""
 
 import math
 import os
@@ -11,9 +11,9 @@ from feddle.core.errors import FeddleError
 
 
 def clip(delta: Tensor, bound: float) -> Tensor:
-    """`delta` (d,) scaled down to norm `bound` if it is longer; zero if its norm is no number."""
+    """`delta` (d,) scaled down to norm `bound` if it is longer; zero if its norm is not finite."""
     norm = torch.linalg.vector_norm(delta.double())
-    if not bool(norm.isfinite()):  # whatever the data did, nothing longer than the bound may come out
+    if not bool(norm.isfinite()):  # the result must never be longer than the bound
         return torch.zeros_like(delta)
     return delta * min(1.0, bound / norm.item()) if norm else delta
 
@@ -21,16 +21,16 @@ def clip(delta: Tensor, bound: float) -> Tensor:
 def privatise(delta: Tensor, bound: float, noise_multiplier: float, generator: torch.Generator | None = None) -> Tensor:
     """`delta` (d,) clipped to norm C = `bound`, plus Normal(0, (zC)²) in each coordinate.
 
-    The guarantee is only as good as the randomness: without a generator the noise comes from the system's source of
-    secrets. A simulation gives one, seeded so that it repeats; torch's has 32 bits of seed, which anybody can try out.
-    Sums of floats leak a little of what was added (Mironov 2012); nothing is done about that.
+    Without a generator, the noise comes from the operating system's secure random source. A simulation passes a seeded
+    generator, so that its results can be reproduced. That is not secure, because all 32-bit seeds of torch can be
+    tried. Floating-point sums leak some information about the noise (Mironov 2012); this is not prevented.
     """
     noise = secret_normal(delta.numel()) if generator is None else torch.randn(delta.shape, generator=generator)
     return clip(delta, bound) + noise_multiplier * bound * noise.to(delta)
 
 
 def secret_normal(count: int) -> Tensor:
-    """Standard normal numbers (count,) in float64 from the system's source of secrets, two at a time (Box, Muller)."""
+    """Standard normal numbers (count,) in float64 from the secure random source, by the Box–Muller method."""
     half = (count + 1) // 2
     bits = np.frombuffer(os.urandom(16 * half), dtype=np.uint64).reshape(2, half)
     first, second = ((bits >> np.uint64(11)) + 1.0) * 2.0**-53  # in (0, 1]
@@ -39,10 +39,10 @@ def secret_normal(count: int) -> Tensor:
 
 
 def epsilon(updates: int, noise_multiplier: float, delta: float) -> float:
-    """ε, at δ = `delta`, of a client that sent so many updates, each through its own Gaussian mechanism.
+    """ε at δ = `delta` of a client that sent this many updates, each through its own Gaussian mechanism.
 
-    k mechanisms with noise multiplier z are exactly one with z/√k, also when each depends on what came of those
-    before (Dong, Roth and Su 2022, corollary 2). No subsampling is claimed.
+    k mechanisms with noise multiplier z equal one with z/√k, even if each depends on the results of the previous ones
+    (Dong, Roth and Su 2022, corollary 2). Amplification by subsampling is not used.
     """
     if not updates:
         return 0.0
@@ -50,6 +50,6 @@ def epsilon(updates: int, noise_multiplier: float, delta: float) -> float:
         from dp_accounting import get_epsilon_gaussian
     except ImportError as error:
         raise FeddleError(
-            "privacy needs the accountant of dp-accounting, which is not installed; pip install 'feddle[privacy]'"
+            "privacy requires dp-accounting, which is not installed; pip install 'feddle[privacy]'"
         ) from error
     return float(get_epsilon_gaussian(noise_multiplier / math.sqrt(updates), delta))

@@ -1,4 +1,4 @@
-"""How the anchors of an atlas are kept: a linear map that is read twice in every step of a search."""
+"""The storage of an atlas's anchors: a linear map that every step of a search reads twice."""
 
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -10,10 +10,10 @@ from feddle.core.errors import FeddleError
 
 
 class Anchors(Protocol):
-    """Rows a_1 … a_m of length d, however they are kept."""
+    """Rows a_1 … a_m of length d, in any storage."""
 
     def __len__(self) -> int:
-        """m."""
+        """The number of rows (m)."""
 
     def combine(self, origin: Tensor, coefficients: Tensor) -> Tensor:
         """origin + Σ c_m a_m (d,), with `coefficients` (m,)."""
@@ -23,10 +23,10 @@ class Anchors(Protocol):
 
 
 class Rows(Anchors, Protocol):
-    """Room for a fixed number of anchors: a dataclass of tensors with one row per anchor."""
+    """Preallocated rows for a fixed number of anchors: a dataclass of tensors with one row per anchor."""
 
     def put(self, row: int, anchor: Tensor) -> None:
-        """Keep an anchor (d,)."""
+        """Store an anchor (d,)."""
 
     def first(self, count: int) -> Self:
         """The first rows, as a view."""
@@ -34,13 +34,13 @@ class Rows(Anchors, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FloatRows:
-    """Anchors as they are: an (m, d) matrix of float32."""
+    """Exact anchors: an (m, d) matrix of float32."""
 
     matrix: Tensor
 
     @classmethod
     def empty(cls, capacity: int, dimension: int, device: str = "cpu") -> "FloatRows":
-        """Room for `capacity` anchors."""
+        """Empty rows for `capacity` anchors."""
         return cls(allocate(capacity, dimension, torch.float32, device))
 
     def __len__(self) -> int:
@@ -64,12 +64,12 @@ class FloatRows:
 
 
 def allocate(capacity: int, width: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
-    """Zeros (capacity, width), or a line that says what to do."""
+    """Zeros (capacity, width), or an error that says what to do."""
     try:
         return torch.zeros(capacity, width, dtype=dtype, device=device)
-    except RuntimeError as error:  # torch's word for no memory
+    except RuntimeError as error:  # out of memory
         size = f"{dtype.itemsize * capacity * width / 1e9:.1f} GB"
         raise FeddleError(
-            f"no memory for an atlas of {capacity} anchors ({size}); lower method.atlas_size, or keep them smaller "
-            "(method.storage: int8)"
+            f"no memory for an atlas of {capacity} anchors ({size}); lower method.atlas_size, or use less memory "
+            "per anchor (method.storage: int8)"
         ) from error

@@ -1,4 +1,4 @@
-"""The space of merging coefficients, and what a search in it works with."""
+"""The search for merging coefficients: its space, its objective, its task and its result."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,17 +13,17 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.rows import Anchors
 
-PASS_BATCH = 250  # examples per batch in a pass over all of them: bounds the memory, does not change the sum
+PASS_BATCH = 250  # examples per batch in a pass over all of them; limits the memory
 
 
 class Objective(Protocol):
     """A loss on the server's data, with its gradient, at a flat point.
 
-    An optional attribute `state` is what it remembers from one search to the next (see `core/state.py`).
+    An optional attribute `state` is kept from one search to the next and saved in checkpoints (`core/state.py`).
     """
 
     def begin(self, start: Weights, seed: int) -> None:
-        """Prepare for a search from `start`: choose its examples, and fit whatever the loss needs."""
+        """Prepare a search from `start`: choose the examples, and fit what the loss needs."""
 
     def __len__(self) -> int:
         """Number of examples in the current search."""
@@ -34,7 +34,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """The affine space w + c·Ā; Ā = scales ∘ anchors is never formed.
+    """The affine space w + c·Ā; Ā = scales ∘ anchors is never computed.
 
     `scales` (m,) has one number per row. A point is computed outside autograd (eq. poop), and a gradient is projected
     on the anchors afterwards (eq. mmnn): one matrix-vector product each way.
@@ -45,7 +45,7 @@ class SearchSpace:
     scales: Tensor
 
     def point(self, coefficients: Tensor) -> Weights:
-        """w + c·Ā; the running statistics do not move with c."""
+        """w + c·Ā; the running statistics do not depend on c."""
         return Weights(self.anchors.combine(self.origin.vector, coefficients * self.scales), self.origin.buffers)
 
     def lengths(self) -> Tensor:
@@ -67,30 +67,27 @@ class Found:
     loss: float
 
 
-class Search(Protocol):
-    """A way to search: from the fallback `start` c′ to ĉ, minimising loss + λ/2·‖c − c′‖²."""
-
-    def __call__(
-        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
-    ) -> Found:
-        """Search; `seed` orders the mini-batches."""
-
-
 @dataclass(frozen=True, eq=False)
-class Searched:
-    """One search with all that went into it, so that another objective can repeat it."""
+class SearchTask:
+    """A search to perform: minimise loss + λ/2·‖c − c′‖² over the coefficients c, starting from the fallback's c′.
 
-    round: int
+    `start` (m,) is c′, `regularisation` is λ, and `seed` determines the order of the mini-batches.
+    """
+
     space: SearchSpace
     objective: Objective
-    search: Search
     start: Tensor
-    found: Found
-    regularisation: float
-    seed: int
+    regularisation: float = 0.0
+    seed: int = 0
+
+    def slope(self, coefficients: Tensor, gradient: Tensor) -> Tensor:
+        """∂ℓ/∂c + λ(c − c′) (m,), from the gradient (d,) of the loss."""
+        return self.space.project(gradient) + self.regularisation * (coefficients - self.start)
 
 
-Observer = Callable[[Searched], Mapping[str, Any]]  # looks at a search; what it returns goes into the history
+Search = Callable[[SearchTask], Found]
+# Called after each search with the round, the task, the search and its result. The history records what it returns.
+Observer = Callable[[int, SearchTask, Search, Found], Mapping[str, Any]]
 
 
 def full_pass(objective: Objective, point: Weights, batch_size: int = PASS_BATCH) -> tuple[float, Tensor]:
@@ -120,7 +117,7 @@ def smoothness(space: SearchSpace, objective: Objective, at: Tensor, distance: f
 
 
 def checked(coefficients: Tensor, loss: float, remedy: str) -> Found:
-    """The result of a search, unless the search diverged; `remedy` tells the user what to do then."""
+    """The result of a search. If the search diverged, an error that ends with `remedy`."""
     if not (math.isfinite(loss) and bool(coefficients.isfinite().all())):
         raise FeddleError(f"the coefficient search diverged (loss {loss}); {remedy}")
     return Found(coefficients, loss)

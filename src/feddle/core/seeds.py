@@ -1,4 +1,4 @@
-"""Randomness derived from what it is for, never from a global generator."""
+"""Seeds derived from their purpose; no global generator is used."""
 
 import hashlib
 import random
@@ -17,7 +17,7 @@ def seed_for(root: int, purpose: str, *ids: int) -> int:
 
 
 def torch_generator(seed: int) -> torch.Generator:
-    """A CPU generator: permutations and initial weights are drawn on the CPU whatever the device."""
+    """A seeded CPU generator. Permutations and initial weights are drawn on the CPU on every device."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -28,7 +28,7 @@ def numpy_generator(seed: int) -> np.random.Generator:
 
 @contextmanager
 def global_seed(seed: int) -> Iterator[None]:
-    """Seed the global generators for a while: dropout and users' augmentation draw from them whatever we do."""
+    """Seed the global generators temporarily, because dropout and users' augmentation use them."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

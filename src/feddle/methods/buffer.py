@@ -1,4 +1,4 @@
-"""A buffer of updates, kept as sums."""
+"""A buffer of updates, stored as sums."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from feddle.core.messages import Arrival
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """The content of a full buffer: the sum of its steps (d,), its running statistics (b,), its largest staleness."""
+    """The content of a full buffer: sum of the steps (d,), mean running statistics (b,), largest staleness."""
 
     total: Tensor
     buffers: Tensor
@@ -18,7 +18,7 @@ class Collected:
 
 @dataclass(eq=False)
 class Buffer:
-    """What has been collected since the buffer was last full."""
+    """The sums over the updates collected since the buffer was last full."""
 
     count: int = 0
     examples: int = 0
@@ -27,7 +27,7 @@ class Buffer:
     buffers: Tensor | None = None  # Σ n_j · buffers_j, in float64 because n_j may be large
 
     def add(self, step: Tensor, arrival: Arrival, size: int) -> Collected | None:
-        """Add the step of an arrival; the content, if there are now `size` of them, and the buffer is empty again."""
+        """Add the step of an arrival. If that makes `size` steps, empty the buffer and return its content."""
         update = arrival.update
         buffers = update.num_examples * update.buffers.double()
         self.step = step.clone() if self.step is None else self.step + step

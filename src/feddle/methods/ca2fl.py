@@ -15,7 +15,7 @@ from feddle.training.parts import Parts
 
 
 class Ca2flOptions(MethodOptions):
-    """FedBuff with each update calibrated by the client's last one."""
+    """FedBuff with each update calibrated by the same client's previous one."""
 
     name: Literal["ca2fl"] = "ca2fl"
     buffer_size: BufferSize = 10
@@ -29,7 +29,7 @@ class Ca2flOptions(MethodOptions):
 
 @dataclass(eq=False)
 class Ca2flState:
-    """What CA2FL remembers."""
+    """The cache of last updates, the buffer, and the buffer's updates that are not in the cache yet."""
 
     cache: ClientCache
     buffer: Buffer = field(default_factory=Buffer)
@@ -37,10 +37,10 @@ class Ca2flState:
 
 
 class CA2FL:
-    """Calibrate each update by the client's last one: w ← w + η (h̄ + 1/B Σ (Δ_i − h_i)) when B have arrived.
+    """Calibrate each update by the client's previous one: w ← w + η (h̄ + 1/B Σ (Δ_i − h_i)) when B have arrived.
 
-    Both h̄ (over all J clients) and h_i are as they were before the flush; then the cache takes the new updates. A
-    client that is twice in the buffer is taken against the same old h_i both times, and its later update is kept.
+    h̄ (the mean over all J clients) and h_i are the values before this step; the cache is updated afterwards. If a
+    client is in the buffer twice, both updates use the same h_i, and the cache keeps the later update.
     """
 
     def __init__(self, cache: ClientCache, buffer_size: int = 10, lr: float = 1.0) -> None:

@@ -1,6 +1,7 @@
-"""Center: the server's data alone."""
+"""Center: training on the server's data only."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
@@ -17,7 +18,7 @@ from feddle.training.workbench import Workbench
 
 
 class CenterOptions(MethodOptions):
-    """Train on the server's data alone; no client takes part."""
+    """Train on the server's data only; no client takes part."""
 
     name: Literal["center"] = "center"
     lr: Positive = Field(1e-3, description="learning rate")
@@ -30,22 +31,22 @@ class CenterOptions(MethodOptions):
         return Center(parts.bench, parts.server_data(), recipe, rounds=parts.rounds, seed=parts.seed)
 
 
+@dataclass(eq=False)
 class Center:
-    """Train on the server's data alone, `recipe.epochs` epochs in all, spread evenly over the rounds.
+    """Train on the server's data only: `recipe.epochs` epochs in total, spread evenly over the rounds.
 
-    Updates are not used, so a simulation trains no client. One optimiser is used through all rounds; it is what
-    Center remembers.
+    Updates are not used, so a simulation trains no client. One optimiser is used in all rounds; it is the state.
     """
 
+    bench: Workbench
+    examples: Examples
+    recipe: Recipe
+    rounds: int
+    seed: int
     max_staleness = -1
 
-    def __init__(self, bench: Workbench, examples: Examples, recipe: Recipe, *, rounds: int, seed: int) -> None:
-        self.bench = bench
-        self.examples = examples
-        self.recipe = recipe
-        self.rounds = rounds
-        self.seed = seed
-        self.state = recipe.make_optimizer(bench.model)
+    def __post_init__(self) -> None:
+        self.state = self.recipe.make_optimizer(self.bench.model)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""

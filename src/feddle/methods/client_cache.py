@@ -1,4 +1,4 @@
-"""The last update of every client, in memory or on disk."""
+"""A cache of every client's last update, in memory or on disk."""
 
 import os
 import weakref
@@ -17,15 +17,15 @@ from feddle.options import Positive
 from feddle.training.parts import Parts
 
 CacheLimit = Annotated[
-    Positive, Field(description="MB of memory for the clients' last updates; larger caches are kept in a file")
+    Positive, Field(description="memory for the clients' last updates, in MB; a larger cache is kept in a file")
 ]
 
 
 class ClientCache:
     """h_i, the last update of client i, zero until it first reports; and h̄ = 1/J Σ h_i over all J clients.
 
-    One vector a client that ever reported. If all J of them would take more than `limit` bytes, they live in a file in
-    `folder` that is mapped into memory, so that only what is in use takes room there.
+    There is one vector per client that has reported. If J vectors would exceed `limit` bytes, they are kept in a
+    file in `folder`, which is mapped into memory.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ClientCache:
         self.dimension = dimension
         self.device = device
         self._last: dict[int, Tensor] = {}
-        self._sum = torch.zeros(dimension, dtype=torch.float64)  # of many updates that come and go
+        self._sum = torch.zeros(dimension, dtype=torch.float64)  # of many additions and subtractions
         fits = 4 * clients * dimension <= limit
         self._keep: Callable[[Tensor], Tensor] = torch.clone if fits else _FileRows(folder, clients, dimension)
 
@@ -44,19 +44,21 @@ class ClientCache:
         return torch.zeros(self.dimension, device=self.device) if last is None else last.to(self.device)
 
     def mean(self) -> Tensor:
-        """h̄ (d,), over all clients, also those that have not reported."""
+        """h̄ (d,), over all clients, including those that have not reported."""
         return (self._sum / self.clients).float().to(self.device)
 
     def put(self, client: int, update: Tensor) -> None:
         """Replace a client's last update."""
         update, before = update.cpu(), self[client].cpu()
         if client not in self._last and len(self._last) >= self.clients:
-            raise FeddleError(f"client {client} is one more than the {self.clients} clients that the cache is for")
-        self._last[client] = self._keep(update)  # never changed in place: what was read or saved before stays
+            raise FeddleError(
+                f"expected at most {self.clients} clients, but client {client} is one more; raise clients.count"
+            )
+        self._last[client] = self._keep(update)  # a new tensor: those read or saved before do not change
         self._sum += update.double() - before.double()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The last updates, which are not copied, and their sum."""
+        """The last updates (not copied) and their sum."""
         return {
             **prefixed("last", {str(client): update for client, update in self._last.items()}),
             "sum": self._sum.clone(),
@@ -69,16 +71,16 @@ class ClientCache:
 
 
 def build_cache(parts: Parts, limit: float) -> ClientCache:
-    """Room for the last update of every client; beyond `limit` MB they are kept in a file."""
+    """A cache for every client; if it needs more than `limit` MB, it is kept in a file."""
     size, scratch = parts.bench.layout.size, parts.scratch
     return ClientCache(parts.clients, size, limit=int(limit * 1e6), folder=scratch, device=parts.device)
 
 
 class _FileRows:
-    """Keeps updates as rows of a sparse file: those that were never written take no room.
+    """Stores updates as rows of a sparse file, in which rows that were never written take no space.
 
-    They are read through a mapping, but written with a call: a full disk is then an error, not a signal that ends the
-    process. A row is free again when nobody holds the tensor that was read from it.
+    Rows are read through a memory map but written with `pwrite`: a full disk then raises an error, not a signal that
+    ends the process. A row can be reused when the tensor that was read from it is garbage-collected.
     """
 
     def __init__(self, folder: Path | None, clients: int, dimension: int) -> None:
@@ -86,23 +88,23 @@ class _FileRows:
         size = f"{clients * self._row_bytes / 1e6:,.3g} MB"
         self._where = f"the last updates of {clients} clients ({size})"
         if folder is None:
-            raise FeddleError(f"{self._where} take more than the limit; raise it, or name a scratch folder for them")
+            raise FeddleError(f"{self._where} exceed the cache limit; raise the limit or name a scratch folder")
         file = folder / "client-updates.f32"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            file.unlink()  # the descriptor keeps it; it is gone with the run, however that ends
-            rows = 2 * clients + 1  # all may be held twice, by a state that is being saved, and one is being replaced
+            file.unlink()  # the descriptor keeps the content until the process ends, however it ends
+            rows = 2 * clients + 1  # a state being saved may hold every row a second time, and one is being replaced
             os.ftruncate(self._descriptor, rows * self._row_bytes)
             with os.fdopen(os.dup(self._descriptor), "rb+") as mapped:
                 self._mapping = np.memmap(mapped, dtype=np.float32, mode="r+", shape=(rows, dimension))
         except OSError as error:
-            raise FeddleError(f"no room for {self._where} in {folder}: {error.strerror}") from error
+            raise FeddleError(f"no space for {self._where} in {folder}: {error.strerror}; free some space") from error
         self._used = 0
-        self._free: list[int] = []  # of the rows that were used
+        self._free: list[int] = []  # used rows that can be written again
 
     def __call__(self, update: Tensor) -> Tensor:
-        """The update, on disk."""
+        """Write an update to the file; the result reads from there."""
         row = self._free.pop() if self._free else self._used
         self._write(row, update)
         self._used = max(self._used, row + 1)
@@ -117,7 +119,9 @@ class _FileRows:
             while done < len(content):
                 done += os.pwrite(self._descriptor, content[done:], row * self._row_bytes + done)
         except OSError as error:
-            raise StoppedError(f"no room left for {self._where}: {error.strerror}") from error
+            raise StoppedError(
+                f"no space left for {self._where}: {error.strerror}; free some space and resume"
+            ) from error
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):

@@ -1,6 +1,7 @@
 """Merging within the convex hull of the reported models."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.rows import FloatRows
-from feddle.core.search import Objective, SearchSpace, rounded
+from feddle.core.search import Objective, SearchSpace, SearchTask, rounded
 from feddle.core.seeds import seed_for
 from feddle.methods.feddle.search import adam_search
 from feddle.methods.strategy import BatchSize, MethodOptions, ServerEpochs, average_buffers
@@ -34,19 +35,19 @@ class ConvexOptions(MethodOptions):
         return ConvexMerging(objective, self.lr, self.epochs, self.batch_size, seed=parts.seed)
 
 
+@dataclass(eq=False)
 class ConvexMerging:
-    """Search the server's data for the best point of the convex hull of the current and the reported models.
+    """Search the convex hull of the current and the reported models for the lowest loss on the server's data.
 
-    w ← w + Σ c_j (w_j − w) with w_j = start_j + Δ_j, c ≥ 0 and Σ c ≤ 1: the current model is the vertex with the
-    remaining weight. Nothing is normalised or kept from round to round. The search starts in the middle of the hull.
+    w ← w + Σ c_j (w_j − w) with w_j = start_j + Δ_j, c ≥ 0 and Σ c ≤ 1. The current model has the remaining
+    weight. Nothing is normalised, and nothing is kept from one round to the next. The search starts at equal weights.
     """
 
-    def __init__(self, objective: Objective, lr: float, epochs: int, batch_size: int, *, seed: int) -> None:
-        self.objective = objective
-        self.lr = lr
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.seed = seed
+    objective: Objective
+    lr: float
+    epochs: int
+    batch_size: int
+    seed: int
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""
@@ -56,28 +57,19 @@ class ConvexMerging:
         ones = torch.ones(len(arrivals), device=model.vector.device)
         origin = Weights(model.vector, average_buffers(model, arrivals))
         space = SearchSpace(origin, FloatRows(reported - model.vector), ones)
-        seed = seed_for(self.seed, "convex", round)
-        middle = ones / (len(arrivals) + 1)
-        self.objective.begin(space.point(middle), seed)
+        task = SearchTask(space, self.objective, ones / (len(arrivals) + 1), seed=seed_for(self.seed, "convex", round))
+        self.objective.begin(space.point(task.start), task.seed)
         found = adam_search(
-            space,
-            self.objective,
-            middle,
-            lr=self.lr,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            seed=seed,
-            constraint=into_simplex,
-            remedy=f"lower method.lr (now {self.lr:g})",
+            task, self.lr, self.epochs, self.batch_size, constraint=into_simplex, remedy="lower method.lr"
         )
         notes = {"coefficients": rounded(found.coefficients), "negative_share": 0.0}
         return Merged(space.point(found.coefficients), notes)
 
 
 def into_simplex(coefficients: Tensor) -> Tensor:
-    """The nearest point with c ≥ 0 and Σ c ≤ 1 (Euclidean): clipping if that is enough, else onto the face Σ c = 1."""
+    """The nearest point (Euclidean) with c ≥ 0 and Σ c ≤ 1: clipped if that is enough, else projected on Σ c = 1."""
     clipped = coefficients.clamp(min=0)
-    if not float(clipped.sum()) > 1:  # also NaN, which the search then refuses
+    if not float(clipped.sum()) > 1:  # also for NaN, which the search reports afterwards
         return clipped
     ordered = coefficients.sort(descending=True).values
     excess = ordered.cumsum(0) - 1

@@ -17,11 +17,11 @@ from feddle.training.parts import Parts
 
 Decay = Annotated[float, BeforeValidator(no_bool), Field(ge=0, lt=1)]
 SecondDecay = Annotated[Decay, Field(description="decay of the second moment (β₂)")]
-Epsilon = Annotated[Positive, Field(description="added to the root of the second moment (ε)")]
+Epsilon = Annotated[Positive, Field(description="small number added to the root of the second moment (ε)")]
 
 
 class FadasOptions(MethodOptions):
-    """AMSGrad at the server over buffered updates, with smaller steps for late buffers."""
+    """AMSGrad at the server over buffered updates, with smaller steps if the buffer is stale."""
 
     name: Literal["fadas"] = "fadas"
     buffer_size: BufferSize = 10
@@ -30,7 +30,7 @@ class FadasOptions(MethodOptions):
     beta2: SecondDecay = 0.99
     epsilon: Epsilon = 1e-8
     delay_threshold: Count = Field(
-        10, description="a buffer with a larger staleness than this divides η by that staleness"
+        10, description="if the largest staleness in the buffer exceeds this, η is divided by that staleness"
     )
 
     def build(self, parts: Parts) -> "Fadas":
@@ -53,7 +53,7 @@ class Amsgrad:
         return cls(*(torch.zeros(dimension, device=device) for _ in range(3)))
 
     def observe(self, step: Tensor, beta1: float, beta2: float) -> None:
-        """Take a step (d,) into the moments."""
+        """Update the moments with a step (d,)."""
         self.first = self.first.lerp(step, 1 - beta1)
         self.second = self.second.lerp(step * step, 1 - beta2)
         self.largest = torch.maximum(self.largest, self.second)
@@ -65,34 +65,30 @@ class Amsgrad:
 
 @dataclass(eq=False)
 class FadasState:
-    """What FADAS remembers."""
+    """The moments and the buffer."""
 
     moments: Amsgrad
     buffer: Buffer = field(default_factory=Buffer)
 
 
+@dataclass(eq=False)
 class Fadas:
-    """Feed the plain mean of B updates to AMSGrad, w ← w + η_τ m/(√v̂ + ε).
+    """Pass the unweighted mean of B updates to AMSGrad: w ← w + η_τ m/(√v̂ + ε).
 
-    η_τ is η, divided by the largest staleness in the buffer if that exceeds `delay_threshold`. The updates are the
-    clients' own deltas from where they started, however old.
+    η_τ is η, divided by the largest staleness in the buffer if that exceeds `delay_threshold`. The updates are used
+    as they arrive, however stale they are.
     """
 
-    def __init__(
-        self,
-        moments: Amsgrad,
-        buffer_size: int = 10,
-        lr: float = 1e-3,
-        delay_threshold: int = 10,
-        beta1: float = 0.9,
-        beta2: float = 0.99,
-        epsilon: float = 1e-8,
-    ) -> None:
-        self.buffer_size = buffer_size
-        self.lr = lr
-        self.delay_threshold = delay_threshold
-        self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
-        self.state = FadasState(moments)
+    moments: Amsgrad
+    buffer_size: int = 10
+    lr: float = 1e-3
+    delay_threshold: int = 10
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        self.state = FadasState(self.moments)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""

@@ -19,7 +19,7 @@ Exponent = Annotated[NonNegative, Field(description="exponent a of the mixing we
 
 
 class FedAsyncOptions(MethodOptions):
-    """Mix each client's whole model in as it arrives; late ones count less."""
+    """Mix each client's whole model into the server's as it arrives; stale models get less weight."""
 
     name: Literal["fedasync"] = "fedasync"
     alpha: Mixing = 0.4
@@ -31,9 +31,9 @@ class FedAsyncOptions(MethodOptions):
 
 
 class FedAsync:
-    """Mix each client's whole model in as it arrives: w ← (1 − α_τ) w + α_τ (start + Δ), α_τ = α (1+τ)^(−a).
+    """Mix in each client's whole model as it arrives: w ← (1 − α_τ) w + α_τ (start + Δ), α_τ = α (1+τ)^(−a).
 
-    α_τ is computed from α each time; it does not compound from round to round.
+    α is the same in every round.
     """
 
     def __init__(self, alpha: float = 0.4, exponent: float = 0.5) -> None:

@@ -13,12 +13,15 @@ from feddle.training.parts import Parts
 
 Late = Annotated[
     Literal["discard", "average_models", "add_deltas"],
-    Field(description="what happens to late updates: `discard`, `average_models` or `add_deltas`"),
+    Field(
+        description="how updates that miss their own round are used: `discard` drops them, `add_deltas` adds their "
+        "deltas like any other, `average_models` averages the clients' whole models"
+    ),
 ]
 
 
 class FedAvgOptions(MethodOptions):
-    """Average the updates that are back in time, weighted by examples."""
+    """Average the updates that arrive in time, weighted by examples."""
 
     name: Literal["fedavg"] = "fedavg"
     late: Late = "discard"
@@ -29,11 +32,10 @@ class FedAvgOptions(MethodOptions):
 
 
 class FedAvg:
-    """Average by examples, w ← w + Σ n_j/n · Δ_j.
+    """Average weighted by examples: w ← w + Σ n_j/n · Δ_j, where n is the number of examples of the updates used.
 
-    `late` decides about an update that is not back in its own round: it is thrown away (`discard`), its delta counts
-    like any other (`add_deltas`), or the clients' whole models are averaged, w ← Σ n_j/n · (start_j + Δ_j)
-    (`average_models`). n counts the examples of the updates used.
+    `late` decides about updates that do not arrive in their own round. `discard` drops them. `add_deltas` uses their
+    deltas like any other. `average_models` averages the whole models of all arrivals: w ← Σ n_j/n · (start_j + Δ_j).
     """
 
     def __init__(self, late: Late = "discard") -> None:
@@ -46,7 +48,7 @@ class FedAvg:
 
 
 def average(model: Weights, arrivals: Sequence[Arrival], late: Late) -> Weights:
-    """The average by examples of the arrivals that are used; the model itself if there are none."""
+    """The example-weighted average of the arrivals that are used; the model itself if there are none."""
     used = in_time(arrivals, late)
     if not used:
         return model
@@ -61,10 +63,10 @@ def average(model: Weights, arrivals: Sequence[Arrival], late: Late) -> Weights:
 
 
 def in_time(arrivals: Sequence[Arrival], late: Late) -> list[Arrival]:
-    """The arrivals that are used: with `discard`, those that are back in their own round."""
+    """The arrivals that are used: with `discard`, only those from the current round."""
     return [a for a in arrivals if late != "discard" or a.staleness == 0]
 
 
 def staleness_limit(late: Late) -> int | None:
-    """The largest staleness of an update that is used; None: any."""
+    """The largest staleness of the updates that are used; None: any."""
     return 0 if late == "discard" else None

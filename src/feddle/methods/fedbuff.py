@@ -25,9 +25,9 @@ class FedBuffOptions(MethodOptions):
 
 
 class FedBuff:
-    """Collect B updates, then w ← w + η/B · Σ s(τ) Δ, with τ at arrival; the rest waits for the next step.
+    """Collect B updates, then w ← w + η/B · Σ s(τ) Δ, with τ at arrival. Further updates wait for the next step.
 
-    The sum is divided by the buffer's size, not by the sum of the weights: stale buffers take smaller steps.
+    The sum is divided by the buffer's size, not by the sum of the weights, so a stale buffer takes a smaller step.
     """
 
     def __init__(self, buffer_size: int = 10, lr: float = 1.0, staleness: Staleness = "sqrt") -> None:

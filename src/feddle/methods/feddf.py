@@ -15,7 +15,7 @@ from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, draw
 from feddle.methods.fedavg import Late, average, in_time, staleness_limit
 from feddle.methods.strategy import BatchSize, MethodOptions, ServerEpochs
-from feddle.options import Positive
+from feddle.options import CountOrZero, Positive
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench
@@ -24,7 +24,7 @@ Average = Literal["logits", "losses"]
 
 
 class FedDFOptions(MethodOptions):
-    """Average, then distil the clients' joint predictions on the server's data, without its labels."""
+    """Average, then distil the clients' joint predictions on the server's data; labels are not used."""
 
     name: Literal["feddf"] = "feddf"
     late: Late = "discard"
@@ -33,61 +33,46 @@ class FedDFOptions(MethodOptions):
     batch_size: BatchSize = 32
     temperature: Positive = Field(1.0, description="temperature of the teachers' and the student's softmax")
     average: Average = Field("logits", description="what is averaged over the teachers: `logits` or `losses`")
-    patience: int = Field(
-        0,
-        ge=0,
-        le=100_000_000,
-        strict=True,
-        description="stop after this many epochs without a lower loss; 0: never",
-    )
+    patience: CountOrZero = Field(0, description="stop after this many epochs without a lower loss; 0: never")
 
     def build(self, parts: Parts) -> "FedDF":
         """The method."""
-        recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
-        how = Distillation(recipe, self.temperature, self.average, self.patience)
-        examples, limit = parts.server_data(labelled=False), parts.samples_per_round
-        return FedDF(parts.bench, examples, how, late=self.late, seed=parts.seed, samples_per_round=limit)
+        return FedDF(
+            parts.bench,
+            parts.server_data(labelled=False),
+            Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size),
+            late=self.late,
+            temperature=self.temperature,
+            average=self.average,
+            patience=self.patience,
+            samples_per_round=parts.samples_per_round,
+            seed=parts.seed,
+        )
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """How to distil: the `temperature` of the softmax, what is averaged over the teachers, and when to stop early.
+@dataclass(eq=False)
+class FedDF:
+    """Average the arrivals, then distil their joint knowledge into the average, on the server's data.
 
-    `logits`: one teacher, the softmax of the mean logits. `losses`: the mean of the losses to each teacher, whose
-    gradient is that of the loss to the mean of their softmaxes. `patience`: stop after that many epochs without a lower
-    loss; 0: never.
+    The loss is KL(teachers ‖ student) on softmaxes with a `temperature`. It uses no labels, so the data may be of
+    another domain. With `average="logits"` there is one teacher, the softmax of the mean logits. With "losses" the
+    losses to each teacher are averaged; the gradient is that of the loss to the mean of their softmaxes. `patience`
+    stops the distillation after that many epochs without a lower loss (0: never). A round in which no arrival can be
+    used does not change the model.
     """
 
+    bench: Workbench
+    examples: Examples
     recipe: Recipe
+    late: Late = "discard"
     temperature: float = 1.0
     average: Average = "logits"
     patience: int = 0
+    samples_per_round: int | None = None
+    seed: int = 0
 
-
-class FedDF:
-    """Average the arrivals, then distil what they know together into the average, on the server's data.
-
-    The loss is KL(teachers ‖ student) on softmaxes; no labels are used, so the data may be of another domain. A round
-    without a usable arrival leaves the model as it is.
-    """
-
-    def __init__(
-        self,
-        bench: Workbench,
-        examples: Examples,
-        distillation: Distillation,
-        *,
-        late: Late = "discard",
-        seed: int,
-        samples_per_round: int | None = None,
-    ) -> None:
-        self.bench = bench
-        self.examples = examples
-        self.distillation = distillation
-        self.late: Late = late
-        self.seed = seed
-        self.samples_per_round = samples_per_round
-        self.max_staleness = staleness_limit(late)
+    def __post_init__(self) -> None:
+        self.max_staleness = staleness_limit(self.late)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""
@@ -99,41 +84,39 @@ class FedDF:
         return self._distil(start, chosen, self.teach(used, chosen), seed)
 
     def teach(self, arrivals: Sequence[Arrival], examples: Examples) -> Tensor:
-        """The teachers' joint prediction (n, classes), as probabilities; one client's model is in memory at a time."""
-        how = self.distillation
+        """The teachers' joint prediction as probabilities (n, classes); one client's model is in memory at a time."""
         total: Tensor | None = None
         for arrival in arrivals:
             client = Weights(arrival.start.vector + arrival.update.delta, arrival.update.buffers)
-            logits = self.bench.logits(client, examples) / how.temperature
-            output = logits if how.average == "logits" else logits.softmax(1)
+            logits = self.bench.logits(client, examples) / self.temperature
+            output = logits if self.average == "logits" else logits.softmax(1)
             total = output if total is None else total + output
         assert total is not None
         mean = total / len(arrivals)
-        return mean.softmax(1) if how.average == "logits" else mean
+        return mean.softmax(1) if self.average == "logits" else mean
 
     def _distil(self, start: Weights, examples: Examples, targets: Tensor, seed: int) -> Merged:
-        how, model = self.distillation, self.bench.model
+        model = self.bench.model
         self.bench.layout.write(model, start)
-        # eval mode: running statistics stay the clients', and a batch of one is no special case
-        model.eval()
-        optimizer = how.recipe.make_optimizer(model)
+        model.eval()  # keeps the clients' running statistics, and allows a batch of one
+        optimizer = self.recipe.make_optimizer(model)
         generator = torch_generator(seed)
         best, waited, losses = float("inf"), 0, []
-        for _ in range(how.recipe.epochs):
+        for _ in range(self.recipe.epochs):
             total = 0.0
-            for index in mini_batches(len(examples), how.recipe.batch_size, generator):
+            for index in mini_batches(len(examples), self.recipe.batch_size, generator):
                 inputs = examples.take(index)[0].to(targets.device)
                 model.zero_grad(set_to_none=True)
-                student = (model(inputs) / how.temperature).log_softmax(1)
-                # T² keeps the gradient's size whatever the temperature
-                loss = how.temperature**2 * F.kl_div(student, targets[index], reduction="batchmean")
+                student = (model(inputs) / self.temperature).log_softmax(1)
+                # T² makes the size of the gradient independent of the temperature
+                loss = self.temperature**2 * F.kl_div(student, targets[index], reduction="batchmean")
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 total += loss.item() * len(index)
             losses.append(total / len(examples))
             waited = 0 if losses[-1] < best else waited + 1
             best = min(best, losses[-1])
-            if how.patience and waited >= how.patience:
+            if self.patience and waited >= self.patience:
                 break
         notes = {"distillation_loss": losses[-1], "distillation_epochs": len(losses)}
         return Merged(self.bench.layout.read(model), notes)

@@ -1,7 +1,8 @@
 """Fed+FT: merge, then fine-tune."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field
 
@@ -19,10 +20,12 @@ from feddle.training.workbench import Workbench
 
 
 class FedFTOptions(MethodOptions):
-    """Merge, then fine-tune on the server's data, every round."""
+    """Merge with another method, then fine-tune on the server's data, in every round."""
 
     name: Literal["fed+ft"] = "fed+ft"
-    base: Annotated[FedAvgOptions | FedBuffOptions, Discriminator("name"), choice("fedavg")] = FedAvgOptions()
+    base: Annotated[FedAvgOptions | FedBuffOptions, Discriminator("name"), choice("fedavg")] = Field(
+        FedAvgOptions(), description="the method that merges before the fine-tuning"
+    )
     lr: Positive = Field(1e-4, description="learning rate of the fine-tuning")
     epochs: ServerEpochs = 1
     batch_size: BatchSize = 32
@@ -33,17 +36,18 @@ class FedFTOptions(MethodOptions):
         return FedFT(self.base.build(parts), parts.bench, parts.server_data(), recipe, seed=parts.seed)
 
 
+@dataclass(eq=False)
 class FedFT:
-    """Merge as `base` does, then fine-tune on the server's data, every round: also in one without arrivals."""
+    """Merge as `base` does, then fine-tune on the server's data. Fine-tuning also runs in rounds without arrivals."""
 
-    def __init__(self, base: Strategy, bench: Workbench, examples: Examples, recipe: Recipe, *, seed: int) -> None:
-        self.base = base
-        self.bench = bench
-        self.examples = examples
-        self.recipe = recipe
-        self.seed = seed
-        self.max_staleness = max_staleness(base)
-        self.state: Any = state_of(base)
+    base: Strategy
+    bench: Workbench
+    examples: Examples
+    recipe: Recipe
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.max_staleness, self.state = max_staleness(self.base), state_of(self.base)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""

@@ -1,6 +1,7 @@
-"""HFCL: the server is one more client."""
+"""HFCL: the server is an additional client."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from feddle.core.layout import Weights
@@ -15,7 +16,7 @@ from feddle.training.workbench import Workbench
 
 
 class HfclOptions(MethodOptions):
-    """The server trains as one more client and is averaged in."""
+    """The server trains like a client, and its update is averaged with theirs."""
 
     name: Literal["hfcl"] = "hfcl"
     late: Late = "discard"
@@ -25,21 +26,21 @@ class HfclOptions(MethodOptions):
         return HFCL(parts.bench, parts.server_data(), parts.recipe, late=self.late, seed=parts.seed)
 
 
+@dataclass(eq=False)
 class HFCL:
-    """The server trains from the current model on its own data as the clients do.
+    """The server trains from the current model on its own data, as a client does.
 
-    Its update is averaged in with the arrivals, weighted by examples. In a round without arrivals it is alone.
+    Its update is averaged with the arrivals, weighted by examples. Without arrivals it is the only update.
     """
 
-    def __init__(
-        self, bench: Workbench, examples: Examples, recipe: Recipe, *, late: Late = "discard", seed: int
-    ) -> None:
-        self.bench = bench
-        self.examples = examples
-        self.recipe = recipe
-        self.late: Late = late
-        self.seed = seed
-        self.max_staleness = staleness_limit(late)
+    bench: Workbench
+    examples: Examples
+    recipe: Recipe
+    late: Late = "discard"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.max_staleness = staleness_limit(self.late)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""

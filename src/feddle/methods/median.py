@@ -12,7 +12,7 @@ from feddle.training.parts import Parts
 
 
 class MedianOptions(MethodOptions):
-    """The coordinate-wise median of the arrivals, for clients that may be poisoned."""
+    """The coordinate-wise median of the arrivals; robust if a few clients are poisoned."""
 
     name: Literal["median"] = "median"
     lr: ServerLr = 1.0
@@ -23,9 +23,10 @@ class MedianOptions(MethodOptions):
 
 
 class CoordinateMedian:
-    """w ← w + η · median of the arrivals' updates in each coordinate, which a few extreme updates do not move.
+    """w ← w + η · median of the arrivals' updates in each coordinate. A few extreme updates hardly change it.
 
-    The median of an even number is the mean of the two middle ones. Examples do not count: a client could claim any.
+    For an even number of updates it is the mean of the two middle values. The numbers of examples are not used, because
+    a client could report any number.
     """
 
     def __init__(self, lr: float = 1.0) -> None:

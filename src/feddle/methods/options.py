@@ -1,4 +1,4 @@
-"""Every method that a config can name: a new one is one line here."""
+"""Every method that a config can name. To add a method, add one line here."""
 
 from typing import Annotated
 

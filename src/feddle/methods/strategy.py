@@ -1,4 +1,4 @@
-"""What every method is."""
+"""The protocol of every method, and what several methods share."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol
@@ -15,21 +15,21 @@ from feddle.options import Count, Options, Positive
 class Strategy(Protocol):
     """A method: how the arrivals of a round change the server's model.
 
-    Two attributes are optional. `max_staleness` is the largest staleness that the method uses, so that a simulation
-    need not train older updates (None: any, −1: no updates at all). `state` is what the method remembers from round
-    to round: a dataclass of tensors and numbers (`core/state.py`), saved in checkpoints.
+    Two attributes are optional. `max_staleness` is the largest staleness that the method uses (None: any, −1: the
+    method uses no updates); a simulation does not train updates that are staler. `state` is what the method remembers
+    from round to round: a dataclass of tensors and numbers (`core/state.py`), which is saved in checkpoints.
     """
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """The next version of the model.
 
-        Called once per round with what arrived since the last call, in order of arrival, also when nothing did.
-        `round` counts from 1 and seeds what is random. No argument is changed.
+        Called once per round with the arrivals since the last call, in order; there may be none. `round` counts from 1
+        and seeds any randomness. The arguments are not changed.
         """
 
 
 class MethodOptions(Options):
-    """Base of every method's options, so that an error can name the method that has a misplaced option."""
+    """Base of every method's options. It lets an error message name the method that has a misplaced option."""
 
 
 BufferSize = Annotated[Count, Field(description="number of updates per step (B)")]
@@ -42,7 +42,7 @@ Staleness = Annotated[
 
 
 def max_staleness(strategy: Strategy) -> int | None:
-    """The largest staleness of an update that the method uses; None: any, −1: it uses no updates."""
+    """The largest staleness of the updates that the method uses; None: any, −1: it uses no updates."""
     limit: int | None = getattr(strategy, "max_staleness", None)
     return limit
 
@@ -53,7 +53,7 @@ def state_of(strategy: Strategy) -> Any:
 
 
 def average_buffers(model: Weights, arrivals: Sequence[Arrival]) -> Tensor:
-    """The arrivals' running statistics, averaged by examples (b,); the model's own if nothing arrived."""
+    """The example-weighted average of the arrivals' running statistics (b,); the model's own without arrivals."""
     if not arrivals or not len(model.buffers):
         return model.buffers
     counts = torch.tensor([float(a.update.num_examples) for a in arrivals], device=model.buffers.device)

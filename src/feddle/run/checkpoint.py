@@ -21,15 +21,14 @@ from feddle.training.kernels import count_changes
 
 MANIFEST = "manifest.json"
 _MINUTE = 60.0
-_SHARED_BELOW = 4096  # bytes; a tensor that is smaller shares a file with others
-_Place = tuple[str, str]  # the file, and the tensor's name in it
+_SHARED_BELOW = 4096  # bytes; smaller tensors share one file
 
 
 @dataclass
 class Pace:
     """When a checkpoint is due: after `every` rounds, or by default a minute after the last one.
 
-    One that took long is followed by a longer wait, so that all of them take no more than a twentieth of the run.
+    The wait is at least 20 times as long as the last checkpoint took, so checkpoints take at most 5 % of the run.
     """
 
     every: int | None
@@ -37,14 +36,14 @@ class Pace:
     _took: float = 0.0
 
     def due(self, rounds: int) -> bool:
-        """Whether one is due after this many rounds."""
+        """Whether a checkpoint is due after this many rounds."""
         if self.every is None:
             return time.perf_counter() - self._last >= max(_MINUTE, 20 * self._took)
         return self.every > 0 and rounds % self.every == 0
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """One is being made."""
+        """Measure how long a checkpoint takes."""
         began = time.perf_counter()
         yield
         self._last = time.perf_counter()
@@ -54,18 +53,18 @@ class Pace:
 class Checkpoint:
     """The last state that was saved to a folder.
 
-    A file of tensors is named after the SHA-256 of its content and never changes. `manifest.json` says which file holds
-    which tensor; it is replaced when all of them are on the disk, and only then are files removed that it does not
-    name. So a stop at any moment leaves either the state before or the new one. Tensors that are the same objects as
-    in the last save are not written again: of many pinned versions or cached updates, only the new ones are.
+    A file of tensors is named after the SHA-256 of its content and never changes. `manifest.json` lists the file of
+    each tensor. It is replaced after all files are on the disk, and files that it does not list are removed after that.
+    So whenever the process stops, either the old or the new state is complete. A tensor that has not changed since the
+    last save is not written again; most pinned versions and cached updates do not change.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._written: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: the tensor, its changes, its file
+        self._written: dict[int, tuple[weakref.ref[Tensor], int, str]] = {}  # by id: tensor, changes, file
 
     def save(self, state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Replace the saved state; if that fails, the one before stays, and nothing else."""
+        """Replace the saved state. If that fails, the previous state remains and partial files are removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         before = {path.name for path in self.folder.iterdir()}
         try:
@@ -73,18 +72,18 @@ class Checkpoint:
         except BaseException:
             self._written = {}
             with suppress(OSError, FeddleError):
-                self.tidy()  # by the manifest that is there: the interrupt may have come just after the new one
+                self.tidy()  # reads the manifest on disk, which may already be the new one
             raise
 
     def _save(self, state: Mapping[str, Tensor], facts: Mapping[str, Any], before: set[str]) -> None:
         small = {name: tensor for name, tensor in state.items() if tensor.nbytes < _SHARED_BELOW}
         own = {name: tensor for name, tensor in state.items() if name not in small}
-        shared = self._write({name: tensor.clone() for name, tensor in small.items()})  # no two may share memory
+        shared = self._write({name: tensor.clone() for name, tensor in small.items()})  # they may share memory
         written = {name: self._write_once(tensor) for name, tensor in own.items()}
         files = {shared, *written.values()}
         sync_files(self.folder / file for file in files - before)
         sync_folder(self.folder)
-        places: dict[str, _Place] = {n: (shared, n) for n in small} | {n: (f, "tensor") for n, f in written.items()}
+        places = {n: (shared, n) for n in small} | {n: (f, "tensor") for n, f in written.items()}  # file, name in it
         body = {"facts": facts, "tensors": places}
         write_whole(self.folder / MANIFEST, json.dumps({**body, "sha256": _digest(body)}).encode())
         sync_folder(self.folder)
@@ -92,24 +91,24 @@ class Checkpoint:
         self._sweep(files)
 
     def tidy(self) -> None:
-        """Remove what a save that was stopped has left: it may not be whole."""
+        """Remove files that an interrupted save left; they may be incomplete."""
         manifest = self._manifest()
         self._sweep(set() if manifest is None else {file for file, _ in manifest["tensors"].values()})
 
     def facts(self) -> dict[str, Any] | None:
-        """What was saved beside the tensors; None if nothing was saved."""
+        """The facts that were saved with the tensors; None if there is no checkpoint."""
         return None if (manifest := self._manifest()) is None else manifest["facts"]
 
     def state(self) -> dict[str, Tensor]:
-        """The saved tensors, mapped from their files, which are checked."""
+        """The saved tensors, mapped from their files after a check of each file's digest."""
         manifest = self._manifest()
         assert manifest is not None
         contents = {file: self._read(file) for file in sorted({file for file, _ in manifest["tensors"].values()})}
         return {name: contents[file][inside] for name, (file, inside) in manifest["tensors"].items()}
 
     def clear(self) -> None:
-        """Remove it: the run is finished."""
-        (self.folder / MANIFEST).unlink(missing_ok=True)  # first: without it, what is left is no checkpoint
+        """Remove the checkpoint of a finished run."""
+        (self.folder / MANIFEST).unlink(missing_ok=True)  # first: without a manifest there is no checkpoint
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write_once(self, tensor: Tensor) -> str:
@@ -121,7 +120,7 @@ class Checkpoint:
         return file
 
     def _write(self, tensors: Mapping[str, Tensor]) -> str:
-        """The name of the file with these tensors, written unless it is there."""
+        """Write a file with these tensors, unless it exists, and return its name."""
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         file = f"{hashlib.sha256(content).hexdigest()}.safetensors"
         if not (self.folder / file).exists():
@@ -135,35 +134,35 @@ class Checkpoint:
 
     def _manifest(self) -> dict[str, Any] | None:
         try:
-            manifest: Any = json.loads((self.folder / MANIFEST).read_bytes())
+            match json.loads((self.folder / MANIFEST).read_bytes()):
+                case {"facts": dict() as facts, "tensors": dict() as tensors, "sha256": str() as digest, **more}:
+                    body = {"facts": facts, "tensors": tensors}
+                    if not more and digest == _digest(body):
+                        return body
         except FileNotFoundError:
             return None
         except ValueError as error:
             raise self._damaged(MANIFEST) from error
-        match manifest:
-            case {"facts": dict(), "tensors": dict(), "sha256": str() as digest, **more} if not more:
-                body = {"facts": manifest["facts"], "tensors": manifest["tensors"]}
-                if digest == _digest(body):
-                    return body
         raise self._damaged(MANIFEST)
 
     def _read(self, file: str) -> dict[str, Tensor]:
+        path = self.folder / file
         try:
-            with (self.folder / file).open("rb") as content:
+            with path.open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
-            if file != f"{digest}.safetensors":
-                raise self._damaged(file)
-            return load_file(self.folder / file)
+            if file == f"{digest}.safetensors":
+                return load_file(path)
         except (FileNotFoundError, SafetensorError) as error:
             raise self._damaged(file) from error
+        raise self._damaged(file)
 
     def _damaged(self, file: str) -> FeddleError:
         return FeddleError(
-            f"{self.folder / file} is missing or damaged, so the run cannot go on from its checkpoint; "
-            f"remove {self.folder} to have it start from the beginning"
+            f"{self.folder / file} is missing or damaged, so the run cannot continue from its checkpoint; "
+            f"remove {self.folder} to start it from the beginning"
         )
 
 
 def _digest(body: Mapping[str, Any]) -> str:
-    """Of what a manifest says, so that a change to it is noticed."""
+    """The digest of a manifest's content, to detect changes."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

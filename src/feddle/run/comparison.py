@@ -1,4 +1,4 @@
-"""Several methods side by side: what was asked for, kept so that a comparison that was stopped can be finished."""
+"""A comparison of several methods: its record, from which a stopped comparison can be resumed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +22,11 @@ def is_comparison(path: Path) -> bool:
 
 
 def begin_comparison(path: Path, configs: Mapping[str, Config]) -> None:
-    """Keep what is to be run, each in a folder of its name."""
+    """Write the record of the configs to run. Each runs in a folder with its name."""
     if is_comparison(path):
         raise FeddleError(
             f"{path} already holds a comparison; name another folder with --out, remove it, "
-            f"or go on with it if it was stopped: feddle resume {path}"
+            f"or continue it if it was stopped: feddle resume {path}"
         )
     for name in configs:
         check_free(path / name)
@@ -40,15 +40,15 @@ def begin_comparison(path: Path, configs: Mapping[str, Config]) -> None:
 
 
 def comparison(path: Path) -> dict[str, Config]:
-    """What is to be run, in order."""
+    """The configs of a comparison, in order."""
     trees = read_yaml(path / _RECORD)
     if not trees or not all(isinstance(tree, dict) for tree in trees.values()):
-        raise FeddleError(f"{path / _RECORD} has been changed: expected a config for each method; compare anew")
+        raise FeddleError(f"{path / _RECORD} has been changed: expected one config per method; start a new comparison")
     return {str(name): parse_config(tree) for name, tree in trees.items()}
 
 
 def run_or_resume(config: Config, path: Path, listener: Listener, *, quiet: bool) -> None:
-    """Run a config into its folder; what is finished stays, and what was stopped goes on."""
+    """Run a config in its folder, or continue the run that is in there."""
     if (path / CONFIG).is_file():
         resume_run(path, listener, quiet=quiet)
     else:
@@ -56,6 +56,6 @@ def run_or_resume(config: Config, path: Path, listener: Listener, *, quiet: bool
 
 
 def done_rounds(path: Path) -> int:
-    """How many rounds of a run need not be done again."""
+    """The number of rounds of a run that will not be repeated when it continues."""
     folder = RunFolder(path)
     return folder.config().rounds if folder.is_finished() else folder.saved_rounds()

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddle.core.batches import in_order
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
-from feddle.core.search import Objective, Observer, Searched, full_pass
+from feddle.core.search import Found, Objective, Search, SearchTask, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.options import Count, Options
 from feddle.runtimes.trainers import Trainer
@@ -26,11 +27,11 @@ _REMEMBERED = 10  # true updates of earlier rounds
 
 
 class DiagnosticsOptions(Options):
-    """Extra measurements of what the paper's figures and theorems are about; they do not change the run."""
+    """Extra measurements for the paper's figures and theorems. They do not change the run."""
 
     every: Count = Field(10, description="rounds between two measurements")
     clients: Annotated[Count, Field(ge=2)] = Field(
-        20, description="clients that are trained for a measurement, as an estimate of the true update"
+        20, description="number of clients trained per measurement, to estimate the true update"
     )
 
 
@@ -41,47 +42,38 @@ class DiagnosticsState:
     earlier: deque[Tensor] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
 
+@dataclass(eq=False)
 class Diagnostics:
-    """Measures a model on the data of some sampled clients, without an effect on the run.
+    """Measures a model on the data of sampled clients, without changing the run.
 
-    It trains what the clients would send, attacks and privacy noise included. Nothing is sent, so ε does not count it.
-    Gradients are taken on the clients' data as it is.
+    Clients are trained as in the run, including attacks and privacy noise. Nothing is sent, so ε does not count it.
+    Gradients are computed on the clients' data, without attacks or noise.
     """
 
-    def __init__(
-        self,
-        problem: "Problem",
-        layout: Layout,
-        trainer: Trainer,
-        *,
-        every: int,
-        clients: int,
-        batch_size: int,
-        seed: int,
-    ) -> None:
-        self.problem = problem
-        self.layout = layout
-        self.trainer = trainer
-        self.every = every
-        self.clients = clients
-        self.batch_size = batch_size
-        self.seed = seed
-        self._eligible = problem.sizes.nonzero().flatten().numpy()
-        self.state = DiagnosticsState()
+    problem: "Problem"
+    layout: Layout
+    trainer: Trainer
+    options: DiagnosticsOptions
+    batch_size: int
+    seed: int
+    state: DiagnosticsState = field(default_factory=DiagnosticsState)
 
-    def look(self, number: int, model: Weights, arrivals: Sequence[Arrival]) -> dict[str, Any]:
-        """The measurements of the model after round `number`."""
-        order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(self._eligible)
-        chosen = order[: self.clients]
+    def measure(self, number: int, model: Weights, arrivals: Sequence[Arrival]) -> dict[str, Any]:
+        """The measurements after round `number`; empty if none is due."""
+        if number % self.options.every:
+            return {}
+        eligible = self.problem.sizes.nonzero().flatten().numpy()
+        order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(eligible)
+        chosen = order[: self.options.clients]
         return self._updates(number, model, chosen) | self._gradients(model, chosen) | self._norms(model, arrivals)
 
     def _updates(self, number: int, model: Weights, chosen: np.ndarray) -> dict[str, Any]:
         """Cosines of clients' updates with the true update, Σ n_j/n Δ_j, and of true updates with earlier ones.
 
-        The true update is that of the sampled clients; each is compared with that of the others, so that
-        a small sample does not flatter it.
+        The true update is estimated from the sampled clients. Each client is compared with the sum over the others,
+        because its own part would raise the cosine in a small sample.
         """
-        jobs = [Job(int(client), -number, number) for client in chosen]  # no client's own job has such a number
+        jobs = [Job(int(client), -number, number) for client in chosen]  # clients' own jobs have no negative number
         for job in jobs:
             self.trainer.submit(job, model, due=0)
         updates = [self.trainer.result(job) for job in jobs]
@@ -92,16 +84,12 @@ class Diagnostics:
         self.state.earlier.append(total)
         return {
             "update_cosine": {"mean": fmean(cosines), "min": min(cosines), "max": max(cosines)},
-            "true_update_cosines": across,  # with the true update of the last measurement, the one before, …
+            "true_update_cosines": across,  # with the previous measurements, latest first
         }
 
     def _gradients(self, model: Weights, chosen: np.ndarray) -> dict[str, Any]:
         """Theorem 1's constant C = (σ_l² + σ_g²)/‖∇F‖², over the sampled clients."""
-        means, local = [], []
-        for client in chosen.tolist():
-            mean, variance = self._client_gradient(model, client)
-            means.append(mean)
-            local.append(variance)
+        means, local = zip(*(self._client_gradient(model, client) for client in chosen.tolist()), strict=True)
         every = torch.stack(means)
         mean = every.mean(0)
         spread = (every - mean).square().sum(1).mean()
@@ -109,25 +97,22 @@ class Diagnostics:
 
     def _client_gradient(self, model: Weights, client: int) -> tuple[Tensor, float]:
         """∇F_j (d,), and the variance σ_l² of a mini-batch's gradient around it."""
-        objective = self._objective(client)
-        batches = torch.split(torch.arange(len(objective)), self.batch_size)
+        problem = self.problem
+        objective = TaskObjective(problem.model, self.layout, problem.clients[client], problem.loss)
+        batches = in_order(len(objective), self.batch_size)
         gradients = torch.stack([objective.loss_and_gradient(model, index)[1] for index in batches])
         shares = torch.tensor([len(index) / len(objective) for index in batches])[:, None].to(gradients.device)
         mean = (shares * gradients).sum(0)
         return mean, float((shares * (gradients - mean).square()).sum())
 
     def _norms(self, model: Weights, arrivals: Sequence[Arrival]) -> dict[str, Any]:
-        """Theorem 1's C_max: how ‖∇F_j‖² at the model that a client began from compares with now."""
+        """Theorem 1's C_max: ‖∇F_j‖² at the model that a client started from, relative to the current model."""
         ratios = []
         for arrival in arrivals:
             client = arrival.update.job.client
             then, now = (self._client_gradient(at, client)[0].square().sum() for at in (arrival.start, model))
             ratios.append(float(then / now.clamp(min=1e-30)))
         return {"gradient_norm_ratio": {"mean": fmean(ratios), "max": max(ratios)}} if ratios else {}
-
-    def _objective(self, client: int) -> TaskObjective:
-        problem = self.problem
-        return TaskObjective(problem.model, self.layout, problem.clients[client], problem.loss)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,42 +122,15 @@ class InDomainComparison:
     objective: Objective
     every: int
 
-    def __call__(self, searched: Searched) -> Mapping[str, Any]:
+    def __call__(self, round: int, task: SearchTask, search: Search, found: Found) -> Mapping[str, Any]:
         """Cosines between the two objectives' directions: ∂ℓ/∂c at c′ over all examples, and ĉ − c′."""
-        if searched.round % self.every:
+        if round % self.every:
             return {}
-        space, start, point = searched.space, searched.start, searched.space.point(searched.start)
-        self.objective.begin(point, searched.seed)
-        ours, theirs = (space.project(full_pass(o, point)[1]) for o in (searched.objective, self.objective))
-        other = searched.search(
-            space, self.objective, start, regularisation=searched.regularisation, seed=searched.seed
-        )
-        moves = searched.found.coefficients - start, other.coefficients - start
-        return {"signal_cosine": cosine(ours, theirs), "search_cosine": cosine(*moves)}
-
-
-def build_diagnostics(
-    options: DiagnosticsOptions | None,
-    problem: "Problem",
-    layout: Layout,
-    trainer: Trainer,
-    batch_size: int,
-    seed: int,
-) -> Diagnostics | None:
-    """The measurements that a plan asks for."""
-    if options is None:
-        return None
-    every, clients = options.every, options.clients
-    return Diagnostics(problem, layout, trainer, every=every, clients=clients, batch_size=batch_size, seed=seed)
-
-
-def build_observer(options: DiagnosticsOptions | None, problem: "Problem", layout: Layout) -> Observer | None:
-    """A comparison with in-domain data, if diagnostics are on and the server's data is of another domain."""
-    examples = problem.witness
-    if options is None or examples is None:
-        return None
-    objective = TaskObjective(problem.model, layout, examples, problem.loss, samples_per_round=1000)
-    return InDomainComparison(objective, options.every)
+        point, other = task.space.point(task.start), replace(task, objective=self.objective)
+        self.objective.begin(point, task.seed)
+        slopes = [task.space.project(full_pass(each.objective, point)[1]) for each in (task, other)]
+        moves = [result.coefficients - task.start for result in (found, search(other))]
+        return {"signal_cosine": cosine(*slopes), "search_cosine": cosine(*moves)}
 
 
 def cosine(a: Tensor, b: Tensor) -> float:

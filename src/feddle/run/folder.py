@@ -27,12 +27,12 @@ from feddle.runtimes.runtime import Runtime
 from feddle.runtimes.simulation import Simulation
 from feddle.version import __version__
 
-_FORMAT = 4  # of what is in a checkpoint: one more when a state's names or meanings change
-_PATIENCE = 1.0  # seconds; the workers of a run that was killed may hold its lock for a moment
+_FORMAT = 4  # of the checkpoint; raise it when the names or the meaning of a state change
+_PATIENCE = 1.0  # seconds; the workers of a killed run may hold its lock for a moment
 
 
 class RunFolder:
-    """Where a run is kept."""
+    """The files of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,21 +41,21 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time may write to a run."""
+        """Lock the folder: only one process at a time may write to a run."""
         lock = FileLock(self.checkpoint.folder / "lock")
         with self._writing():
             self.checkpoint.folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(timeout=_PATIENCE)
             except Timeout as error:
-                raise FeddleError(f"another process is running {self.path}; wait until it has ended") from error
+                raise FeddleError(f"another process is running {self.path}; wait until it ends") from error
         try:
             yield
         finally:
             lock.release()
 
     def begin(self, config: Plan) -> None:
-        """Keep the config: from here on, the folder holds a run."""
+        """Write the config; from then on, the folder holds a run."""
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         self._replace(CONFIG, text.encode())
 
@@ -69,18 +69,18 @@ class RunFolder:
             )
         if "federation" in read_yaml(self.path / CONFIG):
             raise FeddleError(
-                f"{self.path} holds a real federation; to go on with it: feddle federation up --out {self.path}, "
+                f"{self.path} holds a real federation; to continue it: feddle federation up --out {self.path}, "
                 "or `flwr run` with that folder as out"
             )
         return load_config(self.path / CONFIG)
 
     def append(self, line: Line) -> None:
-        """Add a round to the history."""
+        """Append a round to the history."""
         with self._writing(), self.history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def save(self, run: Run[Runtime]) -> None:
-        """Make a checkpoint, between rounds."""
+        """Write a checkpoint; called between rounds."""
         with self._writing():
             sync_file(self.history)
             sync_folder(self.path)
@@ -95,13 +95,13 @@ class RunFolder:
             self.checkpoint.save(run.state_dict(), facts)
 
     def saved_rounds(self) -> int:
-        """How many rounds the last checkpoint holds."""
+        """The number of rounds in the last checkpoint; 0 if there is none."""
         return int((self.checkpoint.facts() or {}).get("round", 0))
 
     def restore(self, run: Run[Runtime]) -> None:
-        """Take a new run to the last checkpoint, if there is one, and cut the history back to it.
+        """Load the last checkpoint, if there is one, into a new run, and truncate the history to match.
 
-        Nothing is changed before all of it has been checked.
+        Everything is checked before anything is changed.
         """
         facts = self.checkpoint.facts()
         if facts is not None:
@@ -110,47 +110,41 @@ class RunFolder:
             run.load_state_dict(self.checkpoint.state(), history, facts["seconds"])
         with self._writing():
             self.checkpoint.tidy()
-            (self.path / RESULT).unlink(missing_ok=True)  # of the stop: it would be shown while the run goes on
+            (self.path / RESULT).unlink(missing_ok=True)  # it belongs to the stop, not to the continued run
             self.history.touch()
             os.truncate(self.history, 0 if facts is None else facts["history"])
 
     def _history_until(self, facts: Mapping[str, Any]) -> list[Line]:
-        """The lines that were there when a checkpoint was made."""
-        try:
-            written = self.history.read_bytes()[: facts["history"]]
-        except FileNotFoundError as error:
-            raise self._broken_history() from error
+        """The lines of history up to a checkpoint."""
+        written = self.history.read_bytes()[: facts["history"]] if self.history.exists() else b""
         if hashlib.sha256(written).hexdigest() != facts["history_sha256"]:
-            raise self._broken_history()
+            raise FeddleError(
+                f"{self.history} has been changed since the checkpoint, so the run cannot continue; "
+                f"remove {self.checkpoint.folder} to start it from the beginning"
+            )
         return [json.loads(line) for line in written.decode().splitlines()]
 
-    def _broken_history(self) -> FeddleError:
-        return FeddleError(
-            f"{self.history} has been changed since the checkpoint, so the run cannot go on; "
-            f"remove {self.checkpoint.folder} to have it start from the beginning"
-        )
-
     def is_finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has completed all its rounds."""
         return bool(read_result(self.path).get("finished"))
 
     def finish(self, run: Run[Runtime]) -> None:
-        """Keep the model, then the result, which says that the run is finished: the checkpoint is not needed now."""
+        """Write the model, then the result, which marks the run as finished; then remove the checkpoint."""
         with self._writing():
             sync_file(self.history)
-        self._keep_model(run)
-        self._keep_result(run.result)
+        self._write_model(run)
+        self._write_result(run.result)
         self.checkpoint.clear()
 
     def keep(self, run: Run[Runtime]) -> None:
-        """Keep what a run that was stopped has come to."""
-        self._keep_result({**run.result, "finished": False})
-        self._keep_model(run)
+        """Write the result and the model of a run that was stopped."""
+        self._write_result({**run.result, "finished": False})
+        self._write_model(run)
 
-    def _keep_result(self, result: Mapping[str, Any]) -> None:
+    def _write_result(self, result: Mapping[str, Any]) -> None:
         self._replace(RESULT, (json.dumps(result, indent=2) + "\n").encode())
 
-    def _keep_model(self, run: Run[Runtime]) -> None:
+    def _write_model(self, run: Run[Runtime]) -> None:
         state = run.problem.model.state_dict()
         self._replace(MODEL, save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
 
@@ -169,7 +163,7 @@ class RunFolder:
 
 
 def _made_by(run: Run[Runtime]) -> dict[str, Any]:
-    """What must be the same for a run to go on with the same bits; the number of workers does not matter."""
+    """What must not change for a continued run to be bit-identical; the number of workers may change."""
     tree = run.plan.model_dump(mode="json", exclude={"workers"})
     return {
         "format": _FORMAT,
@@ -184,62 +178,54 @@ def _made_by(run: Run[Runtime]) -> dict[str, Any]:
 
 
 def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> None:
-    for name in (
-        "format",
-        "feddle",
-        "torch",
-        "numpy",
-        "device",
-        "cpu",
-    ):  # first: with another feddle, the same file may mean more
-        if facts.get(name) != made[name]:
-            raise FeddleError(
-                f"the checkpoint in {path} was made with {name} {facts.get(name)}, this is {made[name]}; "
-                "go on with what it was made with, or start a new run"
-            )
-    if facts.get("config") != made["config"]:
+    """Refuse a checkpoint that was made differently. Versions are first, because a newer config may have more keys."""
+    for name, now in made.items():
+        then = facts.get(name, now if name == "data" else None)
+        if then == now:
+            continue
+        changed = {
+            "config": f"{path / CONFIG} has been changed since the checkpoint, so the run cannot continue",
+            "data": f"the data has other labels or clients than when the checkpoint in {path} was made",
+        }
+        if name in changed:
+            raise FeddleError(f"{changed[name]}; undo the change, or start a new run with it: feddle run")
         raise FeddleError(
-            f"{path / CONFIG} has been changed since the checkpoint, so the run cannot go on; "
-            "undo the change, or start a new run with it: feddle run"
-        )
-    if facts.get("data", made["data"]) != made["data"]:
-        raise FeddleError(
-            f"the data has other labels or clients than when the checkpoint in {path} was made; "
-            "undo the change, or start a new run with it: feddle run"
+            f"the checkpoint in {path} was made with {name} {then}, this is {now}; "
+            "continue it with what it was made with, or start a new run"
         )
 
 
 def check_free(path: Path) -> None:
-    """Refuse a path that cannot become a run folder, before anything is computed for it."""
+    """Refuse a path that cannot become a run folder, before any computation."""
     if path.exists() and not path.is_dir():
         raise FeddleError(f"{path} is a file; name another folder with --out")
     if any((path / name).exists() for name in (CONFIG, HISTORY, RESULT, f"{CHECKPOINT}/manifest.json")):
         raise FeddleError(
             f"{path} already holds a run; name another folder with --out, remove it, "
-            f"or go on with it if it was stopped: feddle resume {path}"
+            f"or continue it if it was stopped: feddle resume {path}"
         )
 
 
 def run_config(config: Config, out: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run[Simulation]:
-    """Run a config into a new folder; whatever ends the run, what was done until then is kept."""
+    """Run a config in a new folder. If the run is interrupted, its results so far are kept."""
     check_free(out)
     run = simulated(config, build_problem(config, quiet=quiet), scratch=out)
     folder = RunFolder(out)
     with folder.locked():
-        check_free(out)  # another process may have been faster
+        check_free(out)  # another process may have taken it in the meantime
         folder.begin(config)
         go_to_the_end(run, folder, Pace(config.checkpoint.every), listener)
     return run
 
 
 def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run[Simulation] | None:
-    """Go on with a run that was stopped, from its last checkpoint; None if it is finished."""
+    """Continue a stopped run from its last checkpoint; None if it is already finished."""
     folder = RunFolder(path)
     config = folder.config()
     if folder.is_finished() and not folder.checkpoint.folder.exists():
         return None
     with folder.locked():
-        if folder.is_finished():  # a kill just then may have left its checkpoint
+        if folder.is_finished():  # it was killed before its checkpoint was removed
             folder.checkpoint.clear()
             return None
         run = simulated(config, build_problem(config, quiet=quiet), scratch=path)
@@ -249,7 +235,7 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
 
 
 def go_to_the_end(run: Run[Runtime], folder: RunFolder, pace: Pace, listener: Listener | None) -> None:
-    """Run to the end in a folder that is locked, with checkpoints on the way."""
+    """Run all remaining rounds in a locked folder, with checkpoints."""
 
     def record(line: Line) -> None:
         folder.append(line)
@@ -263,7 +249,7 @@ def go_to_the_end(run: Run[Runtime], folder: RunFolder, pace: Pace, listener: Li
         run.go(record)
         folder.finish(run)
     except BaseException:
-        if not folder.is_finished():  # a stop while the checkpoint is removed does not make it unfinished
-            with suppress(FeddleError):  # report what ended the run, not that the disk is still full
+        if not folder.is_finished():  # else it was stopped while its checkpoint was removed
+            with suppress(FeddleError):  # report the original error, not that the disk is full
                 folder.keep(run)
         raise

@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> "Config":
-    """The config in a YAML file, with dotted overrides such as `method.atlas_size=20` laid over it."""
+    """The config in a YAML file, with overrides such as `method.atlas_size=20` applied."""
     return parse_config(read_yaml(path), overrides, source=str(path))
 
 
 def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> "Config":
-    """Check a config's tree; an error names the file, the key and the remedy in one line."""
-    from feddle.run.plan import Config  # imports torch: a missing file is reported before that
+    """Validate a config given as nested dicts. An error names the file, the key and the remedy in one line."""
+    from feddle.run.plan import Config  # imports torch, which is slow; a missing file is reported first
 
     for override in overrides:
-        tree = _override(tree, override)
+        key, value = parse_override(override)
+        tree = with_value(tree, key.split("."), value)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -43,12 +44,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise FeddleError(f"{path} is not valid YAML: {_yaml_problem(error)}") from error
     if not isinstance(tree, dict | None):
-        raise FeddleError(f"{path} must hold keys and values (rounds: 200), got {type(tree).__name__}")
+        raise FeddleError(f"{path} must contain keys and values (rounds: 200), got {type(tree).__name__}")
     return tree or {}
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that is given twice is an error: else the last would win in silence."""
+    """YAML in which a duplicate key is an error; by default, the last one would be used silently."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep=deep)
@@ -60,15 +61,15 @@ class _Loader(yaml.SafeLoader):
 
 
 def holds_simulation(run: Path) -> bool:
-    """Whether a run folder is that of a simulation: the config of a real federation has rules of its own."""
+    """Whether a run folder holds a simulation, not a real federation."""
     return (run / "config.yaml").exists() and "federation" not in read_yaml(run / "config.yaml")
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; whatever is wrong with it is a YAMLError."""
+    """The value of a YAML text; any problem raises a YAMLError."""
     try:
         return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
-    except (ValueError, RecursionError, OverflowError) as error:  # a date that does not exist, a thousand brackets
+    except (ValueError, RecursionError, OverflowError) as error:  # an impossible date, too many brackets
         raise yaml.YAMLError(str(error)) from error
 
 
@@ -96,23 +97,18 @@ def parse_override(override: str) -> tuple[str, Any]:
         raise FeddleError(f"the value of {key} is not valid YAML: {_yaml_problem(error)}") from error
 
 
-def _override(tree: dict[str, Any], override: str) -> dict[str, Any]:
-    key, value = parse_override(override)
-    return with_value(tree, key.split("."), value)
-
-
 def with_value(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """A copy of the tree with one value set; a bare name on the way becomes that choice with its defaults."""
+    """A copy of the tree with one value set. A bare name on the path becomes a mapping with that name."""
     first, *rest = path
     if not rest:
         return {**tree, first: value}
-    below = tree.get(first)
-    below = {"name": below} if isinstance(below, str) else below
-    return {**tree, first: with_value(below if isinstance(below, dict) else {}, rest, value)}
+    inner = tree.get(first)
+    inner = {"name": inner} if isinstance(inner, str) else inner
+    return {**tree, first: with_value(inner if isinstance(inner, dict) else {}, rest, value)}
 
 
 def explain(error: ValidationError, tree: dict[str, Any]) -> str:
-    """The first problem as one line: key, what was expected, what came; and how many more there are."""
+    """The first problem in one line: the key, what was expected, what was found, and the number of other problems."""
     problems = error.errors()
     first, more = problems[0], len(problems) - 1
     keys = _keys(first["loc"], tree)
@@ -121,7 +117,7 @@ def explain(error: ValidationError, tree: dict[str, Any]) -> str:
 
 
 def _keys(loc: tuple[int | str, ...], tree: Any) -> list[str]:
-    """The keys as the user wrote them: pydantic also names the chosen member of a union, which is no key."""
+    """The keys as the user wrote them. Pydantic also lists the chosen member of a union, which is not a key."""
     keys = []
     for step in loc:
         if isinstance(tree, dict) and step not in tree:
@@ -135,19 +131,19 @@ def _problem(problem: ErrorDetails) -> str:
     if problem["type"] == "union_tag_invalid":
         context = problem["ctx"]
         expected = context["expected_tags"].replace("'", "").split(", ")
-        hint = did_you_mean(context["tag"], expected, f"known are {', '.join(expected)}")
+        hint = did_you_mean(context["tag"], expected, f"the known names are {', '.join(expected)}")
         return f"unknown name {context['tag']!r}; {hint}"
     message = problem["msg"].removeprefix("Value error, ")
-    came = "" if problem["type"] in ("value_error", "missing") else f", got {_shown(problem['input'])}"
-    return message[0].lower() + message[1:] + came
+    found = "" if problem["type"] in ("value_error", "missing") else f", got {_shown(problem['input'])}"
+    return message[0].lower() + message[1:] + found
 
 
-_BRIEF = reprlib.Repr()  # aliases in YAML can name each other until a value written out fills the memory
+_BRIEF = reprlib.Repr()  # with YAML aliases, a small file can describe a huge value
 _BRIEF.maxlevel, _BRIEF.maxstring, _BRIEF.maxother = 2, 80, 80
 
 
 def _shown(value: Any) -> str:
     try:
         return _BRIEF.repr(value)
-    except ValueError:  # Python writes out no number of more than 4300 digits
+    except ValueError:  # Python does not print numbers of more than 4300 digits
         return "a number of thousands of digits"

@@ -1,4 +1,4 @@
-"""A config for your own data, from nothing but its path."""
+"""A config for your own data, made from its path."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +10,12 @@ from feddle.data.partition import is_natural
 from feddle.run.load import parse_config, read_yaml
 from feddle.run.plan import Config
 
-IMAGES_A_CLIENT = 50  # where neither the data nor the user says how many clients there are
+IMAGES_PER_CLIENT = 50  # if neither the data nor the user defines the clients
 MOST_CLIENTS, PER_ROUND = 500, 10
 
 
 def config_for(data: Path, file: Path | None, overrides: Sequence[str]) -> tuple[Config, str]:
-    """The config of a file with its data replaced by this, or one made for the data; and a line about the data."""
+    """The config in `file` with its data replaced, or a config that suits the data; and one line about the data."""
     tree = {} if file is None else read_yaml(file)
     source = str(file or data)
     config = parse_config(_with_data(tree, data), overrides, source=source)
@@ -27,14 +27,14 @@ def config_for(data: Path, file: Path | None, overrides: Sequence[str]) -> tuple
 
 
 def _with_data(tree: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The tree with the data's name and whole path, so that the run can be resumed from any folder."""
+    """The tree with the data's kind and absolute path, so that the run can be resumed from any folder."""
     said = tree.get("data")
     rest = {key: value for key, value in said.items() if key != "folder"} if isinstance(said, dict) else {}
     return {**tree, "data": {**rest, "name": kind_of(path), "path": str(path.resolve())}}
 
 
 def _look(data: Data) -> tuple[int, str]:
-    """How many clients the data has or suits, and a line about its content."""
+    """The number of clients that the data has or suits, and one line about its content."""
     collection = source_of(data).read()
     train, test = collection.train, collection.test
     count = len(train) + (0 if test is None else len(test))
@@ -42,4 +42,5 @@ def _look(data: Data) -> tuple[int, str]:
     if train.owners is not None and is_natural(data.partition, collection):
         clients = len(set(train.owners.tolist()))
         return clients, f"{collection.name}: {held}, {clients:,} clients of its own"
-    return max(2, min(MOST_CLIENTS, len(train) // IMAGES_A_CLIENT)), f"{collection.name}: {held}, no clients of its own"
+    clients = max(2, min(MOST_CLIENTS, len(train) // IMAGES_PER_CLIENT))
+    return clients, f"{collection.name}: {held}, no clients of its own"

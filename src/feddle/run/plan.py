@@ -1,4 +1,4 @@
-"""What a run is made of: the content of a config file."""
+"""The plan of a run: the content of a config file."""
 
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from feddle.methods.feddle.method import FeddleOptions
 from feddle.methods.options import Method
 from feddle.models import Model
 from feddle.models.cnn import CnnOptions
-from feddle.options import Count, Options
+from feddle.options import Count, CountOrZero, Options
 from feddle.run.diagnostics import DiagnosticsOptions
 from feddle.runtimes.simulation import Delays
 from feddle.server import Checks
@@ -20,10 +20,11 @@ from feddle.training.train import Recipe
 
 
 class Clients(Options):
-    """Who takes part."""
+    """The clients that take part."""
 
     count: Count = Field(
-        500, description="number of clients (J); if the data names its clients, the largest number that takes part"
+        500,
+        description="number of clients (J); if the data names its clients, at most this many take part",
     )
     per_round: Count = Field(10, description="number of clients sampled each round (N)")
 
@@ -37,49 +38,49 @@ class Clients(Options):
 class Evaluation(Options):
     """When accuracy is measured."""
 
-    every: Count = Field(10, description="rounds between evaluations; the last round is always one")
+    every: Count = Field(10, description="rounds between evaluations; the last round is always evaluated")
 
 
 class Plan(Options):
-    """Everything about a run except its model, its data, and where its clients are."""
+    """Everything about a run except its model, its data and its runtime."""
 
     seed: int = Field(
         0, ge=0, lt=2**63, strict=True, description="determines initial weights, sampling, delays and partition"
     )
     rounds: Count = Field(200, description="number of rounds (K)")
-    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="`auto`, `cpu`, `cuda` or `mps`")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto", description="`cpu`, `cuda`, `mps`, or `auto`, the best one available"
+    )
     clients: Clients = Clients()
     training: Recipe = Recipe()
     evaluation: Evaluation = Evaluation()
     checks: Checks = Checks()
-    method: Method = FeddleOptions()
+    method: Method = Field(FeddleOptions(), description="how the server merges updates")
 
 
 class SimulationPlan(Plan):
-    """A plan whose clients are simulated."""
+    """A plan with simulated clients."""
 
     workers: int | None = Field(
         None,
         ge=0,
         le=1024,
         strict=True,
-        description="number of processes that train ahead, by default one per core; 0: train in the main process",
+        description="number of worker processes, by default one per core; 0: clients are trained in the main process",
     )
     delays: Delays = Delays()
-    diagnostics: DiagnosticsOptions | None = Field(None, description="extra measurements; off by default, `{}`: on")
-    attack: Attack = NoAttack()
+    diagnostics: DiagnosticsOptions | None = Field(
+        None, description="extra measurements; off by default; `diagnostics: {}` turns it on"
+    )
+    attack: Attack = Field(NoAttack(), description="what malicious clients do")
     privacy: Privacy | None = None
 
 
 class Checkpoints(Options):
     """Checkpoints from which a stopped run continues (`feddle resume`)."""
 
-    every: int | None = Field(
-        None,
-        ge=0,
-        le=100_000_000,
-        strict=True,
-        description="rounds between checkpoints; by default one a minute, fewer if they take long; 0: none",
+    every: CountOrZero | None = Field(
+        None, description="rounds between checkpoints; by default one per minute, fewer if they take long; 0: none"
     )
 
 
@@ -87,11 +88,11 @@ class Config(SimulationPlan):
     """A whole run: the content of a config file."""
 
     data: Data = Data()
-    model: Model = CnnOptions()
+    model: Model = Field(CnnOptions(), description="the network that is trained")
     checkpoint: Checkpoints = Checkpoints()
 
     def sources(self) -> list[Source[Any]]:
-        """What a run reads: pretrained weights, and the data of clients and server."""
+        """The sources that a run reads: pretrained weights, and the data of clients and server."""
         data = [source_of(data) for data in (self.data, self.data.server) if data.name is not None]
         weights = self.model.weights()
         return data if weights is None else [weights, *data]

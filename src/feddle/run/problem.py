@@ -1,4 +1,4 @@
-"""From a config to a model and the data that it meets."""
+"""Building the model and the data of a config."""
 
 import hashlib
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from feddle.training.train import Loss
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A model and the data that it meets: the clients', the server's, and what measures accuracy."""
+    """A model and its data: that of the clients, that of the server, and the test data."""
 
     model: nn.Module
     clients: Sequence[Examples]
@@ -30,17 +30,17 @@ class Problem:
     server: Examples | None
     test: Examples | None
     loss: Loss = F.cross_entropy
-    out_of_domain: str | None = None  # the data set that the server's examples come from, if not the clients'
-    server_classes: int | None = None  # of the server's labels, if they are not the clients'
-    samples_per_round: int | None = None  # how many of the server's examples a round uses at most
-    witness: Examples | None = None  # in-domain examples that only diagnostics look at
+    out_of_domain: str | None = None  # name of the server's data set, if it is not the clients'
+    server_classes: int | None = None  # number of the server's classes, if they are not the clients'
+    samples_per_round: int | None = None  # largest number of the server's examples used per round
+    witness: Examples | None = None  # in-domain examples, used only by diagnostics
     augment: Augment | None = None  # random changes of clients' training inputs
-    digest: str | None = None  # of labels and partition, to notice other data when a stopped run continues
+    digest: str | None = None  # of labels and partition, to detect changed data when a run is resumed
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionedClients(Sequence[Examples]):
-    """The clients' shares of one data set, cut when asked for."""
+    """The clients' shares of one data set; each is selected when it is used."""
 
     examples: Examples
     partition: Partition
@@ -68,34 +68,34 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
     partition = data.partition.build(train, config.clients.count, seed_for(seed, "partition"))
     labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
     measured = build_examples(tested, tested.labels, data, collection.name)
+    if validation is not None:
+        accuracy: Examples = build_examples(validation, validation.labels, data, collection.name)
+    else:
+        accuracy = Selection(measured, test)
     problem = Problem(
         build_model(config, collection.classes, quiet=quiet),
         PartitionedClients(build_examples(train, labels, data, collection.name), partition),
         partition.sizes,
         _server_share(measured, server, config, collection.classes) if len(server) else None,
-        Selection(measured, test)
-        if validation is None
-        else build_examples(validation, validation.labels, data, collection.name),
+        accuracy,
         samples_per_round=data.server.samples_per_round,
         augment=crop_flip if data.augmentation == "crop-flip" else None,
         digest=_digest(train.labels, partition.order, partition.offsets, tested.labels),
     )
     if data.outside:
         return _guided_from_outside(problem, config, quiet)
-    if own is None:
-        return problem
-    return replace(problem, server=_drawn(own, config, collection))
+    return problem if own is None else replace(problem, server=_drawn(own, config, collection))
 
 
 def build_model(config: Config, classes: int, *, quiet: bool = False) -> nn.Module:
-    """The model that a config names; what is not pretrained is drawn from the run's seed."""
+    """The model of a config. Weights that are not pretrained are drawn from the run's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(config.seed, "model"))
         return config.model.build(classes, config.data.image_size, config.data.channels, quiet=quiet)
 
 
 def build_collection(config: Config, *, quiet: bool = False) -> Collection:
-    """The data of the clients that take part, with test images."""
+    """The data of the clients that take part, and test images."""
     data, seed = config.data, config.seed
     collection = source_of(data).read(quiet=quiet)
     if is_natural(data.partition, collection):
@@ -106,7 +106,7 @@ def build_collection(config: Config, *, quiet: bool = False) -> Collection:
 
 
 def _guided_from_outside(problem: Problem, config: Config, quiet: bool) -> Problem:
-    """The same problem, with training images of another data set at the server; they stay as they are on disk."""
+    """The problem with training images of another data set at the server; they are resized when they are used."""
     collection = source_of(config.data.server).read(quiet=quiet)
     return replace(
         problem,
@@ -118,17 +118,17 @@ def _guided_from_outside(problem: Problem, config: Config, quiet: bool) -> Probl
 
 
 def _drawn(rows: Labelled, config: Config, collection: Collection) -> Examples:
-    """As many of the rows as a config asks for, all by default, as what the server holds."""
+    """The server's examples: a random sample of the rows, of the size in the config, by default all."""
     data, count = config.data, len(rows)
     samples = count if data.server.samples is None else data.server.samples
-    if data.outside:  # a copy of ImageNet may hold less than all of it
+    if data.outside:  # a copy of ImageNet may be incomplete
         samples = min(samples, count)
     if not 0 < samples <= count:
         raise FeddleError(
             f"data.server.samples must be from 1 to the {count} images of {collection.name}, got {samples}"
         )
     share = torch.from_numpy(numpy_generator(seed_for(config.seed, "server split")).permutation(count)[:samples])
-    if not isinstance(rows.images, Tensor):  # so that only images in use are kept in memory
+    if not isinstance(rows.images, Tensor):  # keep only the images in use in memory
         rows, share = rows.select(share), torch.arange(samples)
     examples = build_examples(rows, rows.labels, data, collection.name, lazily=True)
     return _server_share(examples, share, config, collection.classes)
@@ -142,7 +142,7 @@ def _digest(*tensors: Tensor) -> str:
 
 
 def _server_share(images: Images | PictureExamples, share: Tensor, config: Config, classes: int) -> Examples:
-    """What the server holds of the images, with the noise of its labels; the pixels are not copied."""
+    """The server's share of the images, with its label noise; the pixels are not copied."""
     labels, noise = images.labels.clone(), config.data.server.label_noise
     labels[share] = add_label_noise(labels[share], noise, classes, seed_for(config.seed, "server label noise"))
     return Selection(replace(images, labels=labels), share)
@@ -151,9 +151,10 @@ def _server_share(images: Images | PictureExamples, share: Tensor, config: Confi
 def build_examples(
     rows: Labelled, labels: Tensor, data: Data, name: str, *, lazily: bool = False
 ) -> Images | PictureExamples:
-    """Rows as examples of the size and channels that a config asks for.
+    """Rows as examples with the image size and channels of the config.
 
-    Images are resized now if that fits in `data.cache_mb`, else (or `lazily`) when they are used, bit-identically.
+    Images are resized now if the result fits in `data.cache_mb`. Otherwise, or if `lazily`, they are resized when they
+    are used. The results are bit-identical.
     """
     images, size, channels, room = rows.images, data.image_size, data.channels, data.cache_mb << 20
     if not isinstance(images, Tensor):

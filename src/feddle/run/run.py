@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Generic, TypeVar
@@ -37,45 +38,39 @@ Listener = Callable[[Line], None]
 Where = TypeVar("Where", bound=Runtime, covariant=True)
 
 
+@dataclass(eq=False)
 class Run(Generic[Where]):
-    """The rounds of a federation and their history, one line per round; `runtime` is where its clients are.
+    """The rounds of a federation and their history, with one line per round. `runtime` runs the clients.
 
-    Everything at the server is computed with `problem.model`. When `go` returns or fails, it holds the last version.
+    The server computes with `problem.model`. When `go` returns or fails, that model holds the last version. `helpers`
+    are worker processes, which are needed until the last round.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        problem: Problem,
-        layout: Layout,
-        runtime: Where,
-        *,
-        method: str,
-        device: str,
-        helpers: AbstractContextManager[object] | None = None,
-        diagnostics: Diagnostics | None = None,
-    ) -> None:
-        self.plan = plan
-        self.problem = problem
-        self.layout = layout
-        self.runtime = runtime
-        self.server = runtime.server
-        self.method = method
-        self.device = device
-        self.history: list[Line] = []
-        self.seconds = 0.0
-        self._helpers = helpers or nullcontext()  # worker processes, which live as long as the rounds
-        self.diagnostics = diagnostics
-        self._started = False
+    plan: Plan
+    problem: Problem
+    layout: Layout
+    runtime: Where
+    method: str
+    device: str
+    helpers: AbstractContextManager[object] = field(default_factory=nullcontext)
+    diagnostics: Diagnostics | None = None
+    history: list[Line] = field(default_factory=list)
+    seconds: float = 0.0
+    _started: bool = False
+
+    @property
+    def server(self) -> Server:
+        """The server of the runtime."""
+        return self.runtime.server
 
     def go(self, listener: Listener | None = None) -> None:
-        """Run every round, once; `listener` gets each line of history as it is made."""
+        """Run all rounds, once. `listener` is called with each line of history."""
         if self._started:
-            raise FeddleError("this run has already run; make a new one to start again")
+            raise FeddleError("this run has already been started; create a new one")
         self._started = True
         began = time.perf_counter() - self.seconds
         try:
-            with one_thread(), self._helpers:
+            with one_thread(), self.helpers:
                 while self.server.version < self.plan.rounds:
                     line = self._line(self.runtime.step())
                     self.history.append(line)
@@ -87,37 +82,36 @@ class Run(Generic[Where]):
             self.seconds = time.perf_counter() - began
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to continue except the history, as tensors; taken between rounds."""
+        """Everything needed to continue except the history, as tensors; called between rounds."""
         return {
             **self.runtime.state_dict(),
-            **prefixed("uncounted", self._uncounted()),
+            **prefixed("uncounted", self._other_buffers()),
             **prefixed("diagnostics", save(self.diagnostics and self.diagnostics.state)),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor], history: Sequence[Line], seconds: float) -> None:
-        """Continue from a saved state, with the history until then and the time that it took."""
+        """Continue from a saved state, with its history and its running time in seconds."""
         self.runtime.load_state_dict(state)
         for name, buffer in without_prefix("uncounted", state).items():
-            self._uncounted()[name].copy_(buffer)
+            self._other_buffers()[name].copy_(buffer)
         if self.diagnostics is not None:
             load(self.diagnostics.state, without_prefix("diagnostics", state), self.device)
         self.history, self.seconds = list(history), seconds
 
-    def _uncounted(self) -> dict[str, Tensor]:
-        """The model's buffers that are not part of its weights, such as BatchNorm's count of batches."""
+    def _other_buffers(self) -> dict[str, Tensor]:
+        """The model's buffers that are not part of its weights, such as BatchNorm's number of batches."""
         counted = {slot.name for slot in self.layout.buffers}
         kept = self.problem.model.state_dict().keys()
         return {n: b for n, b in self.problem.model.named_buffers() if n in kept and n not in counted}
 
     def _line(self, happened: Round) -> Line:
-        """A round as a line of history, with the accuracy when an evaluation is due."""
+        """The line of history of a round, with accuracy if an evaluation is due."""
         losses = [a.update.metrics["loss"] for a in happened.arrivals if "loss" in a.update.metrics]
         before = self.history[-1] if self.history else {"bytes_up": 0, "bytes_down": 0}
-        size = self.server.model.num_bytes
-        number = self.server.version
+        size, number = self.server.model.num_bytes, self.server.version
         counted: HistoryLine = {
             "round": number,
-            "version": self.server.version,
+            "version": number,
             "arrivals": len(happened.arrivals),
             "staleness": [a.staleness for a in happened.arrivals],
             "bytes_up": before["bytes_up"] + happened.returned * size,
@@ -125,8 +119,8 @@ class Run(Generic[Where]):
             "loss": fmean(losses) if losses else None,
         }
         line: Line = {**counted, **happened.notes}
-        if self.diagnostics is not None and number % self.diagnostics.every == 0:
-            line |= self.diagnostics.look(number, self.server.model, happened.arrivals)
+        if self.diagnostics is not None:
+            line |= self.diagnostics.measure(number, self.server.model, happened.arrivals)
         if number % self.plan.evaluation.every == 0 or number == self.plan.rounds:
             line |= self._evaluate(number)
         return line
@@ -176,7 +170,7 @@ class Run(Generic[Where]):
         return {**kept, **self.runtime.facts()}
 
     def _spent(self, privacy: Privacy | None) -> PrivacySpent | None:
-        """The privacy that the client with the most jobs has spent, whether its updates have come back or not."""
+        """The privacy spent by the client with the most jobs, including those whose updates have not arrived."""
         if privacy is None:
             return None
         jobs = self.server.most_jobs
@@ -193,14 +187,14 @@ def parts_of(
     scratch: Path | None = None,
     observe: Observer | None = None,
 ) -> Parts:
-    """What the options of a plan's method build it from."""
+    """The parts from which a plan's method is built."""
     return Parts(
         method=plan.method.name,
         bench=Workbench(problem.model, layout, problem.loss),
         recipe=plan.training,
         seed=plan.seed,
         rounds=plan.rounds,
-        clients=len(problem.sizes) or plan.clients.count,  # on a network the clients are not known in advance
+        clients=len(problem.sizes) or plan.clients.count,  # a network does not know its clients in advance
         per_round=plan.clients.per_round,
         server=problem.server,
         out_of_domain=problem.out_of_domain,
@@ -213,7 +207,7 @@ def parts_of(
 
 
 def build_server(plan: Plan, parts: Parts, strategy: Strategy | None = None) -> Server:
-    """The server of a plan, at its first version; `strategy` replaces the plan's method."""
+    """The server of a plan, before the first round; `strategy` replaces the plan's method."""
     layout = parts.bench.layout
     model = layout.read(parts.bench.model)
     ratio = plan.checks.max_norm_ratio
@@ -221,7 +215,7 @@ def build_server(plan: Plan, parts: Parts, strategy: Strategy | None = None) -> 
 
 
 def resolve_device(device: str) -> str:
-    """The device that `auto` stands for here; a device that is not available is refused."""
+    """The device to use: `auto` becomes the best available one, and an unavailable device is an error."""
     present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if device == "auto":
         return next(name for name in ("cuda", "mps", "cpu") if present[name])

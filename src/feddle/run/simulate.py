@@ -1,4 +1,4 @@
-"""feddle as a library: bring a model and data, get the trained model back."""
+"""feddle as a library: train your own model on your own data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,9 +28,9 @@ Data = Examples | Dataset[Any]
 
 
 def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
-    """A data set as clients for `simulate`: `clients` names the one that each example belongs to, in any way.
+    """Split a data set into clients for `simulate`: `clients` has the name of each example's client.
 
-    They are numbered in the order of their names.
+    Names may be any values. Clients are numbered in the order of their names.
     """
     examples = as_examples(data)
     _require_one_each(examples, clients, "client")
@@ -41,7 +41,7 @@ def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
 def by_dirichlet(
     data: Data, labels: Sequence[int] | Tensor, clients: int, *, alpha: float = 0.1, seed: int = 0
 ) -> Sequence[Examples]:
-    """A data set as clients for `simulate`: each label is spread over them in Dirichlet(α) proportions."""
+    """Split a data set into clients for `simulate`: each label is distributed in Dirichlet(α) proportions."""
     examples, column = as_examples(data), torch.as_tensor(labels)
     _require_one_each(examples, column, "label")
     if clients < 1:
@@ -70,11 +70,11 @@ def simulate(
 ) -> Run[Simulation]:
     """Train `model` in place on the clients' data, guided by the server's.
 
-    `clients` is a torch dataset of (input, target) pairs for each client, `server` the server's own and `test` what
-    accuracy is measured on; `server_classes` says that the server's labels are of another task, and how many there are.
+    `clients` has one torch dataset of (input, target) pairs per client. `server` is the server's own data, and accuracy
+    is measured on `test`. If the server's labels belong to another task, `server_classes` is their number of classes.
     `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`,
-    `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. A
-    `strategy` of your own replaces `method`. `scratch` is a folder for what does not fit in memory.
+    `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. `strategy`
+    is your own method and replaces `method`. `scratch` is a folder for data that does not fit in memory.
     """
     tree: Mapping[str, Any] = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     try:
@@ -83,7 +83,7 @@ def simulate(
         raise FeddleError(f"simulate: {explain(error, dict(tree))}") from error
     for name, data in (("server", server), ("test", test)):
         if data is not None and not len(as_examples(data)):
-            raise FeddleError(f"simulate: the {name} data is empty; leave it out or give it examples")
+            raise FeddleError(f"simulate: the {name} data is empty; omit it or add examples")
     shares = [as_examples(client) for client in clients]
     problem = Problem(
         model,

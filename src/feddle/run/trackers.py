@@ -1,9 +1,9 @@
-"""Telling other tools of a run as it goes on: TensorBoard, MLflow."""
+"""Reporting a run to other tools while it runs: TensorBoard, MLflow."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Literal, Protocol
 
 from feddle.core.errors import FeddleError
 from feddle.run.plan import Config
@@ -13,45 +13,36 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 class Tracker(Protocol):
-    """What hears of a run; a new one is a class with these two methods and a case in `open_tracker`."""
+    """Receives the history of a run. To add one, write a class with these two methods and a line in `open_tracker`."""
 
     def line(self, line: Mapping[str, Any]) -> None:
-        """A round is done; `line` is its line of history."""
+        """Report a round; `line` is its line of history."""
 
     def close(self) -> None:
-        """There will be no more rounds."""
+        """Finish: there are no more rounds."""
 
 
 def open_tracker(name: TrackerName, folder: Path, config: Config) -> Tracker:
     """The tracker of this name for the run in `folder`."""
-    match name:
-        case "tensorboard":
-            return _TensorBoard(folder)
-        case "mlflow":
-            return _MLflow(folder, config)
-        case _:
-            assert_never(name)
+    return _TensorBoard(folder) if name == "tensorboard" else _MLflow(folder, config)
 
 
 @contextmanager
 def tracking(names: Sequence[TrackerName], folder: Path, config: Config, listener: Listener) -> Iterator[Listener]:
-    """A listener that tells these trackers of every round too."""
-    trackers = [open_tracker(name, folder, config) for name in names]
+    """A listener that also reports every round to these trackers."""
+    with ExitStack() as stack:
+        trackers = [stack.enter_context(closing(open_tracker(name, folder, config))) for name in names]
 
-    def told(line: dict[str, Any]) -> None:
-        for tracker in trackers:
-            tracker.line(line)
-        listener(line)
+        def report(line: dict[str, Any]) -> None:
+            for tracker in trackers:
+                tracker.line(line)
+            listener(line)
 
-    try:
-        yield told
-    finally:
-        for tracker in trackers:
-            tracker.close()
+        yield report
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """What a line of history holds that can be drawn over rounds: its numbers, also those one level below."""
+    """The numbers in a line of history, including those in nested mappings, one level deep."""
     flat: dict[str, Any] = {}
     for key, value in line.items():
         flat |= {f"{key}.{inner}": found for inner, found in value.items()} if isinstance(value, dict) else {key: value}
@@ -59,13 +50,13 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _TensorBoard:
-    """Event files in RUN/tensorboard; `tensorboard --logdir RUNS` shows them."""
+    """Writes event files to RUN/tensorboard; `tensorboard --logdir RUNS` shows them."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from tensorboard.summary import Writer
         except ImportError as error:
-            raise FeddleError("--track tensorboard needs it installed; pip install 'feddle[tensorboard]'") from error
+            raise FeddleError("--track tensorboard requires tensorboard; pip install 'feddle[tensorboard]'") from error
         self._writer = Writer(str(folder / "tensorboard"))
 
     def line(self, line: Mapping[str, Any]) -> None:
@@ -80,13 +71,13 @@ class _TensorBoard:
 
 
 class _MLflow:
-    """A run of the experiment `feddle`, where $MLFLOW_TRACKING_URI says."""
+    """Writes a run of the experiment `feddle` to $MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         try:
             import mlflow
         except ImportError as error:
-            raise FeddleError("--track mlflow needs it installed; pip install 'feddle[mlflow]'") from error
+            raise FeddleError("--track mlflow requires mlflow; pip install 'feddle[mlflow]'") from error
         self._mlflow = mlflow
         try:
             mlflow.set_experiment("feddle")
@@ -95,7 +86,7 @@ class _MLflow:
             mlflow.log_params({"method": config.method.name, "data": config.data.name, "seed": config.seed})
         except mlflow.exceptions.MlflowException as error:
             reason = " ".join(str(error).split())
-            raise FeddleError(f"MLflow refuses ({reason}); set MLFLOW_TRACKING_URI to where it should write") from error
+            raise FeddleError(f"MLflow reported an error: {reason}; check MLFLOW_TRACKING_URI") from error
 
     def line(self, line: Mapping[str, Any]) -> None:
         """See `Tracker`."""

@@ -1,10 +1,10 @@
-"""What arrivals become before they are anchors of the atlas."""
+"""How arrivals are turned into anchors."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol
 
 import torch
-from pydantic import Discriminator
+from pydantic import Discriminator, Field
 from torch import Tensor
 
 from feddle.core.messages import Arrival
@@ -15,19 +15,19 @@ from feddle.training.parts import Parts
 
 
 class Anchoring(Protocol):
-    """Makes directions (d,) of what arrived since the last merge; an optional `state` is what it remembers."""
+    """Turns the arrivals of a round into anchors (d,). An optional attribute `state` is saved in checkpoints."""
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
         """One anchor per arrival."""
 
 
 class RawAnchors(Options):
-    """The updates as they are."""
+    """The updates, unchanged."""
 
     name: Literal["raw"] = "raw"
 
     def build(self, parts: Parts) -> Anchoring:  # noqa: ARG002
-        """Itself: nothing is remembered."""
+        """Itself, since it has no state."""
         return self
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
@@ -36,20 +36,20 @@ class RawAnchors(Options):
 
 
 class CalibratedOptions(Options):
-    """Updates calibrated by the clients' last ones, as in CA2FL."""
+    """Updates calibrated by the clients' previous ones, as in CA2FL."""
 
     name: Literal["calibrated"] = "calibrated"
     cache_limit: CacheLimit = 2000.0
 
     def build(self, parts: Parts) -> Anchoring:
-        """With a cache for every client's last update."""
+        """Calibrated anchors with an empty cache."""
         return CalibratedAnchors(build_cache(parts, self.cache_limit))
 
 
 class CalibratedAnchors:
     """h̄ + Δ_i − h_i, with the client's last update h_i and the mean h̄ over all clients.
 
-    Both are as they were before the merge; then the cache takes the new updates. So the anchors' mean is CA2FL's step.
+    Both are the values before this merge; the cache is updated afterwards. So the mean of the anchors is CA2FL's step.
     """
 
     def __init__(self, cache: ClientCache) -> None:
@@ -72,12 +72,12 @@ class AdaptiveOptions(Options):
     epsilon: Epsilon = 1e-8
 
     def build(self, parts: Parts) -> Anchoring:
-        """With moments that start at zero."""
+        """Adaptive anchors with moments of zero."""
         return AdaptiveAnchors(Amsgrad.zeros(parts.bench.layout.size, parts.device), self.beta2, self.epsilon)
 
 
 class AdaptiveAnchors:
-    """Δ/(√v̂ + ε), each scaled back to the length of its Δ; the moments take in the mean of what arrived."""
+    """Δ/(√v̂ + ε), rescaled to the norm of Δ. The moments are updated with the mean of the arrivals."""
 
     def __init__(self, moments: Amsgrad, beta2: float = 0.99, epsilon: float = 1e-8) -> None:
         self.beta2 = beta2
@@ -89,15 +89,17 @@ class AdaptiveAnchors:
         deltas = [a.update.delta for a in arrivals]
         if deltas:
             self.state.observe(torch.stack(deltas).mean(0), 0.0, self.beta2)
-        return [_at_length(self.state.precondition(delta, self.epsilon), delta) for delta in deltas]
+        return [_rescaled(self.state.precondition(delta, self.epsilon), delta) for delta in deltas]
 
 
-def _at_length(anchor: Tensor, delta: Tensor) -> Tensor:
+def _rescaled(anchor: Tensor, delta: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(anchor)
-    if not length or not bool(length.isfinite()):  # it under- or overflows: use the update itself
+    if not length or not bool(length.isfinite()):  # underflow or overflow: use the update itself
         return delta
     return anchor.mul(torch.linalg.vector_norm(delta) / length)
 
 
 AnyAnchors = RawAnchors | CalibratedOptions | AdaptiveOptions
-AnchorOptions = Annotated[AnyAnchors, Discriminator("name"), choice("raw")]
+AnchorOptions = Annotated[
+    AnyAnchors, Discriminator("name"), choice("raw"), Field(description="how updates are turned into anchors")
+]

@@ -1,6 +1,6 @@
-"""The trusted methods that a search starts from, as raw coefficients b of a step Σ b_m a_m.
+"""Fallbacks: the trusted methods whose step Σ b_m a_m is the start of a search.
 
-Each fallback is its own options: calling it gives one coefficient per arrival, in order of arrival.
+Each options class can be called; it returns one raw coefficient b_m per arrival, in order of arrival.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from feddle.options import Count, NonNegative, Options, choice
 
 
 class Fallback(Protocol):
-    """What a trusted method would do with the anchors that just arrived."""
+    """The step that a trusted method would take with the anchors that just arrived."""
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
         """One raw coefficient per arrival."""
@@ -29,7 +29,7 @@ class FedBuffFallback(Options):
     lr: ServerLr = 1.0
     staleness: Staleness = "sqrt"
     buffer_size: Count = Field(
-        1, description="with fewer arrivals than this the step is shorter, as if the missing ones were zero"
+        1, description="if fewer updates than this arrive, the step is shorter, as if the missing ones were zero"
     )
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
@@ -50,14 +50,14 @@ class FedAvgFallback(Options):
 
 
 class FedAsyncFallback(Options):
-    """FedAsync's mixing of one arrival after the other."""
+    """FedAsync's mixing of the arrivals, one after the other."""
 
     name: Literal["fedasync"] = "fedasync"
     alpha: Mixing = 0.4
     exponent: Exponent = 0.5
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """α_m Π_{later i} (1 − α_i); the drift of the start models is outside the anchors' span and dropped."""
+        """α_m Π_{later i} (1 − α_i). The drift of the start models is outside the anchors' span, so it is dropped."""
         raw, rest = [], 1.0
         for arrival in reversed(arrivals):
             mixing = self.alpha * polynomial(arrival.staleness, self.exponent)
@@ -67,13 +67,13 @@ class FedAsyncFallback(Options):
 
 
 class AdaptiveFallback(Options):
-    """FedAvg's step in rounds whose arrivals are fresh, FedBuff's in the others."""
+    """FedAvg's step if the arrivals are fresh on average, else FedBuff's."""
 
     name: Literal["adaptive"] = "adaptive"
     threshold: NonNegative = Field(1.0, description="largest mean staleness of the arrivals that counts as fresh")
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """FedBuff trusts stale updates less."""
+        """FedBuff gives stale updates less weight."""
         fresh = sum(a.staleness for a in arrivals) <= self.threshold * len(arrivals)
         chosen: Fallback = FedAvgFallback() if fresh else FedBuffFallback()
         return chosen(arrivals)
@@ -90,4 +90,9 @@ class NoFallback(Options):
 
 
 AnyFallback = FedBuffFallback | FedAvgFallback | FedAsyncFallback | AdaptiveFallback | NoFallback
-FallbackOptions = Annotated[AnyFallback, Discriminator("name"), choice("fedbuff")]
+FallbackOptions = Annotated[
+    AnyFallback,
+    Discriminator("name"),
+    choice("fedbuff"),
+    Field(description="the trusted method whose step the search starts from"),
+]

@@ -1,7 +1,7 @@
-"""Feddle: the server's data guides the merge."""
+"""Feddle: merging guided by the server's data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from feddle.core.atlas import Atlas, Eviction
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.core.search import Found, Objective, Observer, Search, Searched, SearchSpace, rounded
+from feddle.core.search import Found, Objective, Observer, Search, SearchSpace, SearchTask, rounded
 from feddle.core.seeds import seed_for
 from feddle.methods.feddle.anchors import Anchoring, AnchorOptions, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
@@ -24,7 +24,7 @@ from feddle.training.parts import Parts
 
 
 class FeddleOptions(MethodOptions):
-    """Search the merging coefficients of an atlas of updates on the server's data."""
+    """Keep client updates in an atlas and search their merging coefficients on the server's data."""
 
     name: Literal["feddle"] = "feddle"
     atlas_size: Count | None = Field(
@@ -32,17 +32,19 @@ class FeddleOptions(MethodOptions):
     )
     eviction: Eviction = Field(
         "importance",
-        description="which anchor a full atlas drops: `importance` the one with the smallest |ĉ|, `fifo` the oldest",
+        description="what a full atlas replaces: `importance`, the anchor with the smallest |ĉ|, or `fifo`, the oldest",
     )
     anchors: AnchorOptions = RawAnchors()
     storage: StorageOptions = FloatStorage()
-    normalise: bool = Field(True, description="scale the anchors to their median norm")
+    normalise: bool = Field(True, description="scale every anchor to the median of the anchors' norms")
     fallback: FallbackOptions = FedBuffFallback()
-    objective: ObjectiveOptions | None = None
+    objective: ObjectiveOptions | None = Field(
+        None, description="what the search minimises; by default `task` with in-domain data, `surrogate` otherwise"
+    )
     regularisation: NonNegative | None = Field(
         None,
-        description="strength λ of the pull towards the fallback; by default 0 with in-domain data, 0.01 with "
-        "out-of-domain data",
+        description="weight of the regulariser that keeps the coefficients near the fallback's (λ); by default 0 with "
+        "in-domain data and 0.01 with out-of-domain data",
     )
     search: SearchOptions = PaperSearch()
 
@@ -70,43 +72,35 @@ class FeddleOptions(MethodOptions):
 
 @dataclass(eq=False)
 class FeddleState:
-    """What Feddle remembers: its atlas, and what its anchors and its objective remember."""
+    """The state of the atlas, and the optional states of the anchors and the objective."""
 
     atlas: Atlas
     anchors: Any
     objective: Any
 
 
+@dataclass(eq=False)
 class Feddle:
-    """Arrivals become anchors of the atlas; ĉ is searched on the server's data, and w ← w + ĉ·Ā.
+    """Store arrivals as anchors in the atlas, search ĉ on the server's data, then w ← w + ĉ·Ā.
 
-    The search starts from the coefficients c′ of a trusted fallback, and may be held near them by
-    λ/2·‖c − c′‖² (`regularisation`). A round without a new anchor leaves the model as it is.
+    The search starts from the coefficients c′ of a trusted fallback. `regularisation` (λ) adds λ/2·‖c − c′‖² to the
+    loss, which keeps the result near c′. A round without a new anchor does not change the trainable parameters.
+    `observe` is called after each search, for diagnostics.
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        atlas: Atlas,
-        search: Search,
-        fallback: Fallback,
-        *,
-        anchors: Anchoring | None = None,
-        normalise: bool = True,
-        regularisation: float = 0.0,
-        seed: int = 0,
-        observe: Observer | None = None,
-    ) -> None:
-        self.objective = objective
-        self.atlas = atlas
-        self.search = search
-        self.fallback = fallback
-        self.anchors = anchors or RawAnchors()
-        self.normalise = normalise
-        self.regularisation = regularisation
-        self.seed = seed
-        self.observe = observe
-        self.state = FeddleState(atlas, getattr(self.anchors, "state", None), getattr(objective, "state", None))
+    objective: Objective
+    atlas: Atlas
+    search: Search
+    fallback: Fallback
+    anchors: Anchoring = field(default_factory=RawAnchors)
+    normalise: bool = True
+    regularisation: float = 0.0
+    seed: int = 0
+    observe: Observer | None = None
+
+    def __post_init__(self) -> None:
+        states = (getattr(part, "state", None) for part in (self.anchors, self.objective))
+        self.state = FeddleState(self.atlas, *states)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""
@@ -116,19 +110,19 @@ class Feddle:
             return Merged(origin)
         scales = self.atlas.row_scales()
         space = SearchSpace(origin, self.atlas.active(), scales if self.normalise else torch.ones_like(scales))
-        start = self._start(fresh, space.scales)
-        seed = seed_for(self.seed, "search", round)
+        start, seed = self._start(fresh, space.scales), seed_for(self.seed, "search", round)
         self.objective.begin(space.point(start), seed)
-        found = self.search(space, self.objective, start, regularisation=self.regularisation, seed=seed)
+        task = SearchTask(space, self.objective, start, self.regularisation, seed)
+        found = self.search(task)
         self.atlas.score(found.coefficients)
-        notes = self._notes(found, start)
-        if self.observe is not None:
-            searched = Searched(round, space, self.objective, self.search, start, found, self.regularisation, seed)
-            notes |= self.observe(searched)
-        return Merged(space.point(found.coefficients), notes)
+        observed = self.observe(round, task, self.search, found) if self.observe else {}
+        return Merged(space.point(found.coefficients), {**self._notes(found, start), **observed})
 
     def _insert(self, arrivals: Sequence[Arrival]) -> dict[int, Arrival]:
-        """The new anchors that are still there, by row, in order of arrival; a zero update is no direction."""
+        """Store the arrivals as anchors; those still in the atlas afterwards, by row and in order of arrival.
+
+        An arrival or anchor of norm zero has no direction and is not stored.
+        """
         fresh: dict[int, Arrival] = {}
         moving = [a for a in arrivals if torch.linalg.vector_norm(a.update.delta)]
         for arrival, anchor in zip(moving, self.anchors(moving), strict=True):
@@ -140,7 +134,7 @@ class Feddle:
         return fresh
 
     def _start(self, fresh: Mapping[int, Arrival], scales: Tensor) -> Tensor:
-        """c′ (|A|,): the fallback's step b·A in terms of the normalised anchors, c′_m = b_m/r_m."""
+        """c′ (|A|,): the fallback's step b·A, expressed in the normalised anchors: c′_m = b_m/r_m."""
         start = torch.zeros_like(scales)
         raw = self.fallback(list(fresh.values()))
         start[list(fresh)] = torch.tensor(raw, dtype=scales.dtype, device=scales.device)

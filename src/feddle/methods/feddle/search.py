@@ -1,4 +1,4 @@
-"""The searches for merging coefficients: each is its own options, and can be called."""
+"""The searches for merging coefficients. Each options class can be called to perform its search."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,12 @@ from torch import Tensor
 
 from feddle.core.adam import SmallAdam
 from feddle.core.batches import mini_batches
-from feddle.core.search import Found, Objective, SearchSpace, checked, full_pass, smoothness
+from feddle.core.search import Found, SearchTask, checked, full_pass, smoothness
 from feddle.core.seeds import torch_generator
 from feddle.methods.strategy import BatchSize, ServerEpochs
 from feddle.options import Count, Options, Positive, choice
+
+Step = Callable[[Tensor, Tensor, float], None]  # moves c in place: c, its slope, and the share of the search done
 
 
 class PaperSearch(Options):
@@ -24,20 +26,9 @@ class PaperSearch(Options):
     epochs: ServerEpochs = 1
     batch_size: BatchSize = 32
 
-    def __call__(
-        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
-    ) -> Found:
-        """Our reading of the paper: a fresh Adam each round."""
-        return adam_search(
-            space,
-            objective,
-            start,
-            lr=self.lr,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            regularisation=regularisation,
-            seed=seed,
-        )
+    def __call__(self, task: SearchTask) -> Found:
+        """Start a new Adam for each search. The paper does not name the optimiser; Adam is our reading."""
+        return adam_search(task, self.lr, self.epochs, self.batch_size)
 
 
 class AnnealedSearch(Options):
@@ -48,21 +39,9 @@ class AnnealedSearch(Options):
     epochs: ServerEpochs = 1
     batch_size: BatchSize = 32
 
-    def __call__(
-        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
-    ) -> Found:
-        """Large steps first, little noise at the end."""
-        return adam_search(
-            space,
-            objective,
-            start,
-            lr=self.lr,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            regularisation=regularisation,
-            seed=seed,
-            anneal=True,
-        )
+    def __call__(self, task: SearchTask) -> Found:
+        """Take large steps first. The last steps are small, so they add little noise."""
+        return adam_search(task, self.lr, self.epochs, self.batch_size, anneal=True)
 
 
 class SgdSearch(Options):
@@ -72,31 +51,23 @@ class SgdSearch(Options):
     step: Literal["lemma-1", "theorem-2"] | None = Field(
         None,
         description="`lemma-1` is 1/(L Σ‖ā‖²), `theorem-2` is min(1/(2LT‖Δ‖²), 1/(2LT‖Δ‖)) for T steps; by default "
-        "the first with in-domain data, the second with out-of-domain data",
+        "`lemma-1` with in-domain data and `theorem-2` with out-of-domain data",
     )
     epochs: ServerEpochs = 1
     batch_size: BatchSize = 32
 
-    def __call__(
-        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
-    ) -> Found:
-        """Search for `epochs` passes over the server's data; L is estimated at the start, along the slope."""
-        coefficients = start.clone()
-        generator = torch_generator(seed)
-        steps = self.epochs * math.ceil(len(objective) / self.batch_size)
-        rate = self._rate(space, smoothness(space, objective, start), steps)
-        total = 0.0
-        for _ in range(self.epochs):
-            total = 0.0
-            for examples in mini_batches(len(objective), self.batch_size, generator):
-                loss, gradient = objective.loss_and_gradient(space.point(coefficients), examples)
-                slope = space.project(gradient) + regularisation * (coefficients - start)
-                coefficients = coefficients - rate * slope
-                total += len(examples) * loss
-        return checked(coefficients, total / len(objective), "use method.search: paper")
+    def __call__(self, task: SearchTask) -> Found:
+        """Estimate L at the start, along the slope, and keep the step size for the whole search."""
+        steps = self.epochs * math.ceil(len(task.objective) / self.batch_size)
+        rate = self._rate(task, smoothness(task.space, task.objective, task.start), steps)
 
-    def _rate(self, space: SearchSpace, smooth: float, steps: int) -> float:
-        squared = float(space.lengths().square().sum())  # ‖Δ‖² = Σ‖ā‖²
+        def step(coefficients: Tensor, slope: Tensor, progress: float) -> None:  # noqa: ARG001
+            coefficients -= rate * slope
+
+        return mini_batch_search(task, step, self.epochs, self.batch_size, "use method.search: paper")
+
+    def _rate(self, task: SearchTask, smooth: float, steps: int) -> float:
+        squared = float(task.space.lengths().square().sum())  # ‖Δ‖² = Σ‖ā‖²
         if self.step == "theorem-2":
             return min(1 / (2 * smooth * steps * squared), 1 / (2 * smooth * steps * math.sqrt(squared)))
         return 1 / (smooth * squared)
@@ -106,33 +77,23 @@ class LbfgsSearch(Options):
     """L-BFGS with a line search over all of the server's data at once."""
 
     name: Literal["lbfgs"] = "lbfgs"
-    iterations: Count = Field(5, description="steps per round, about one pass over the server's data each")
+    iterations: Count = Field(5, description="steps per round; each takes about one pass over the server's data")
 
-    def __call__(
-        self,
-        space: SearchSpace,
-        objective: Objective,
-        start: Tensor,
-        *,
-        regularisation: float,
-        seed: int,  # noqa: ARG002
-    ) -> Found:
-        """The space is small and the loss smooth in it, so that few steps are enough."""
-        coefficients = start.clone()
+    def __call__(self, task: SearchTask) -> Found:
+        """Few steps are enough: there are few coefficients, and the loss is smooth in them."""
+        coefficients = task.start.clone()
         tried: list[tuple[Tensor, float]] = []
+        limit = self.iterations * 5 // 4 + 1
         optimizer = torch.optim.LBFGS(
-            [coefficients],
-            max_iter=self.iterations,
-            max_eval=self.iterations * 5 // 4 + 1,
-            line_search_fn="strong_wolfe",
+            [coefficients], max_iter=self.iterations, max_eval=limit, line_search_fn="strong_wolfe"
         )
 
         def closure() -> float:
-            loss, gradient = full_pass(objective, space.point(coefficients))
-            away = coefficients - start
-            coefficients.grad = space.project(gradient) + regularisation * away
+            loss, gradient = full_pass(task.objective, task.space.point(coefficients))
+            away = coefficients - task.start
+            coefficients.grad = task.slope(coefficients, gradient)
             tried.append((coefficients.clone(), loss))
-            return loss + regularisation / 2 * float(away @ away)
+            return loss + task.regularisation / 2 * float(away @ away)
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
         loss = next((loss for at, loss in reversed(tried) if torch.equal(at, coefficients)), math.nan)
@@ -140,36 +101,40 @@ class LbfgsSearch(Options):
 
 
 AnySearch = PaperSearch | AnnealedSearch | LbfgsSearch | SgdSearch
-SearchOptions = Annotated[AnySearch, Discriminator("name"), choice("paper")]
+SearchOptions = Annotated[
+    AnySearch, Discriminator("name"), choice("paper"), Field(description="how the coefficients are searched")
+]
 
 
 def adam_search(
-    space: SearchSpace,
-    objective: Objective,
-    start: Tensor,
-    *,
+    task: SearchTask,
     lr: float,
     epochs: int,
     batch_size: int,
-    seed: int,
-    regularisation: float = 0.0,
+    *,
     anneal: bool = False,
     constraint: Callable[[Tensor], Tensor] | None = None,
-    remedy: str | None = None,
+    remedy: str = "lower method.search.lr",
 ) -> Found:
-    """Adam over mini-batches, minimising loss + λ/2·‖c − c′‖²; `constraint` projects c after each step."""
-    coefficients = start.clone()
-    adam = SmallAdam(coefficients)
-    generator = torch_generator(seed)
-    steps, step, total = epochs * math.ceil(len(objective) / batch_size), 0, 0.0
+    """Search with Adam; `anneal` lets the learning rate fall to zero, and `constraint` projects c after each step."""
+    adam = SmallAdam(task.start)
+
+    def step(coefficients: Tensor, slope: Tensor, progress: float) -> None:
+        adam.step(coefficients, slope, lr * (1 - progress) if anneal else lr)
+        if constraint is not None:
+            coefficients.copy_(constraint(coefficients))
+
+    return mini_batch_search(task, step, epochs, batch_size, f"{remedy} (now {lr:g})")
+
+
+def mini_batch_search(task: SearchTask, step: Step, epochs: int, batch_size: int, remedy: str) -> Found:
+    """Search over mini-batches of the server's data, with one `step` per batch."""
+    coefficients, generator, count = task.start.clone(), torch_generator(task.seed), len(task.objective)
+    steps, done, total = epochs * math.ceil(count / batch_size), 0, 0.0
     for _ in range(epochs):
         total = 0.0
-        for examples in mini_batches(len(objective), batch_size, generator):
-            rate = lr * (1 - step / steps) if anneal else lr
-            loss, gradient = objective.loss_and_gradient(space.point(coefficients), examples)
-            slope = space.project(gradient) + regularisation * (coefficients - start)
-            adam.step(coefficients, slope, rate)
-            if constraint is not None:
-                coefficients.copy_(constraint(coefficients))
-            total, step = total + len(examples) * loss, step + 1
-    return checked(coefficients, total / len(objective), remedy or f"lower method.search.lr (now {lr:g})")
+        for examples in mini_batches(count, batch_size, generator):
+            loss, gradient = task.objective.loss_and_gradient(task.space.point(coefficients), examples)
+            step(coefficients, task.slope(coefficients, gradient), done / steps)
+            total, done = total + len(examples) * loss, done + 1
+    return checked(coefficients, total / count, remedy)

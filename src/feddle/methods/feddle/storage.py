@@ -1,4 +1,4 @@
-"""How the atlas stores its anchors."""
+"""How the atlas stores its anchors: exactly, or in less memory."""
 
 from typing import Annotated, Literal
 
@@ -10,22 +10,22 @@ from feddle.options import Options, choice
 
 
 class FloatStorage(Options):
-    """Four bytes per number, nothing lost."""
+    """Four bytes per number, exact."""
 
     name: Literal["float32"] = "float32"
 
     def build(self, capacity: int, dimension: int, device: str) -> Rows:
-        """Room for `capacity` anchors."""
+        """Empty rows for `capacity` anchors."""
         return FloatRows.empty(capacity, dimension, device)
 
 
 class Int8Storage(Options):
-    """One byte per number, and one scale per anchor."""
+    """One byte per number and one scale per anchor; CPU only."""
 
     name: Literal["int8"] = "int8"
 
     def build(self, capacity: int, dimension: int, device: str) -> Rows:
-        """Room for `capacity` anchors."""
+        """Empty rows for `capacity` anchors."""
         from feddle.core.packed import Int8Rows  # numba takes a second to import
 
         _require_cpu(self.name, device)
@@ -33,13 +33,13 @@ class Int8Storage(Options):
 
 
 class SparseStorage(Options):
-    """The largest numbers of each anchor with their positions, eight bytes each."""
+    """Only the largest numbers of each anchor, with their positions, eight bytes each; CPU only."""
 
     name: Literal["sparse"] = "sparse"
-    density: float = Field(0.1, gt=0, le=1, strict=True, description="share of an anchor's numbers that is kept")
+    density: float = Field(0.1, gt=0, le=1, strict=True, description="share of each anchor's numbers that is kept")
 
     def build(self, capacity: int, dimension: int, device: str) -> Rows:
-        """Room for `capacity` anchors."""
+        """Empty rows for `capacity` anchors."""
         from feddle.core.packed import SparseRows  # numba takes a second to import
 
         _require_cpu(self.name, device)
@@ -47,9 +47,11 @@ class SparseStorage(Options):
 
 
 AnyStorage = FloatStorage | Int8Storage | SparseStorage
-StorageOptions = Annotated[AnyStorage, Discriminator("name"), choice("float32")]
+StorageOptions = Annotated[
+    AnyStorage, Discriminator("name"), choice("float32"), Field(description="how the atlas stores its anchors")
+]
 
 
 def _require_cpu(name: str, device: str) -> None:
     if device != "cpu":
-        raise FeddleError(f"method.storage: {name} works on the cpu, but the device is {device}")
+        raise FeddleError(f"method.storage: {name} requires device: cpu, but the device is {device}; use float32")

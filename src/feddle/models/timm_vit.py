@@ -1,5 +1,6 @@
 """A plain ViT's checkpoint in timm's layout, renamed to Hugging Face's names."""
 
+import re
 from collections.abc import Mapping
 from math import isqrt
 from typing import Any
@@ -9,13 +10,11 @@ from torch import Tensor
 from feddle.core.errors import FeddleError
 
 _HEAD_WIDTH = 64  # of an attention head, in every plain ViT of timm's
-_WHOLE = {
+_NAMES = {
     "cls_token": "vit.embeddings.cls_token",
     "pos_embed": "vit.embeddings.position_embeddings",
     "patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
     "norm": "vit.layernorm",
-}
-_IN_BLOCK = {
     "norm1": "layernorm_before",
     "attn.proj": "attention.output.dense",
     "norm2": "layernorm_after",
@@ -36,7 +35,10 @@ def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
         side = isqrt(state["pos_embed"].shape[1] - 1)
         hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError) as error:
-        raise _not_plain(settings, str(error)) from error
+        raise FeddleError(
+            f"timm's {settings['architecture']} is not a plain ViT (expected {error}); save it with transformers "
+            "instead"
+        ) from error
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[1] for name in state if name.startswith("blocks.")}),
@@ -54,37 +56,17 @@ def state_from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights except the head's; a tensor that a plain ViT does not have is refused."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        if name.startswith("head."):
-            continue
-        if name in _WHOLE:
-            renamed[_WHOLE[name]] = tensor
-            continue
-        layer, _, kind = name.rpartition(".")
-        if layer in _WHOLE:
-            renamed[f"{_WHOLE[layer]}.{kind}"] = tensor
-        else:
-            renamed |= _block(layer, kind, tensor)
+        found = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+?)(\.weight|\.bias)?", name)
+        block, layer, kind = found.groups(default="") if found else ("", name, "")
+        prefix = f"vit.encoder.layer.{block}." if block else ""
+        if block and layer == "attn.qkv":  # timm keeps the three in one matrix
+            for part, values in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                renamed[f"{prefix}attention.attention.{part}{kind}"] = values.contiguous()
+        elif layer in _NAMES and _NAMES[layer].startswith("vit.") != bool(block):
+            renamed[f"{prefix}{_NAMES[layer]}{kind}"] = tensor
+        elif block or layer != "head":
+            raise FeddleError(
+                f"the checkpoint in timm's layout holds {name}, which a plain ViT does not have; "
+                "save it with transformers and name that folder"
+            )
     return renamed
-
-
-def _block(layer: str, kind: str, tensor: Tensor) -> dict[str, Tensor]:
-    blocks, number, inside = [*layer.split(".", 2), "", ""][:3]
-    place = f"vit.encoder.layer.{number}"
-    if blocks == "blocks" and inside in _IN_BLOCK:
-        return {f"{place}.{_IN_BLOCK[inside]}.{kind}": tensor}
-    if blocks == "blocks" and inside == "attn.qkv":
-        parts = tensor.chunk(3)  # timm keeps the three in one matrix
-        names = ("query", "key", "value")
-        return {
-            f"{place}.attention.attention.{n}.{kind}": part.contiguous() for n, part in zip(names, parts, strict=True)
-        }
-    raise FeddleError(
-        f"the checkpoint in timm's layout holds {layer}.{kind}, which a plain ViT does not have; "
-        "save it with transformers and name that folder"
-    )
-
-
-def _not_plain(settings: Mapping[str, Any], missing: str) -> FeddleError:
-    return FeddleError(
-        f"timm's {settings['architecture']} is no plain ViT (expected {missing}); save it with transformers instead"
-    )

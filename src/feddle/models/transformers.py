@@ -28,17 +28,17 @@ _HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] a
 
 
 class Adapters(Options):
-    """Low-rank adapters (peft): they and the head are trained, sent and merged, the rest stays as it is."""
+    """Low-rank adapters (peft): only the adapters and the head are trained, sent and merged."""
 
-    rank: Count = Field(4, description="of the product BA that is added to a matrix")
-    alpha: Positive = Field(8.0, description="the product is scaled by alpha/rank")
-    dropout: Share = Field(0.0, description="of an adapter's inputs, in training")
+    rank: Count = Field(4, description="rank of the product BA that an adapter adds to a weight matrix")
+    alpha: Positive = Field(8.0, description="scale of the adapters: the product BA is multiplied by alpha/rank")
+    dropout: Share = Field(0.0, description="share of an adapter's inputs that are set to zero in training")
     target_modules: tuple[str, ...] | str | None = Field(
         None,
-        description="the layers that get one: ends of names, or a regular expression; by default attention's query "
-        "and value",
+        description="layers that get an adapter: the ends of their names, or a regular expression; by default the "
+        "query and value layers of attention",
     )
-    options: dict[str, Any] = Field({}, description="any other field of peft's LoraConfig")
+    options: dict[str, Any] = Field({}, description="any other fields of peft's `LoraConfig`")
 
 
 class TransformersOptions(ModelOptions):
@@ -46,10 +46,12 @@ class TransformersOptions(ModelOptions):
 
     name: Literal["transformers"] = "transformers"
     path: str = Field(
-        description="a folder with `config.json` and safetensors (Hugging Face's layout, or timm's for a ViT), "
-        "also one in `weights` of the cache folder; or a name of `feddle weights list`"
+        description="folder with `config.json` and safetensors (Hugging Face's layout, or timm's for a ViT); a name is "
+        "also looked up in `feddle weights list` and in the folder `weights` of the cache"
     )
-    lora: Adapters | None = Field(None, description="by default none: every layer is trained; `{}` for some")
+    lora: Adapters | None = Field(
+        None, description="low-rank adapters; by default none, so every layer is trained; `{}` for the default adapters"
+    )
 
     def weights(self) -> FetchedWeights | ModelFolder:
         """See `ModelOptions`."""
@@ -63,7 +65,7 @@ class TransformersOptions(ModelOptions):
 
 
 class Classifier(nn.Module):
-    """A transformers classifier that takes a batch as any model does: images (n, C, H, W), or token ids (n, length)."""
+    """A transformers classifier that takes a batch as one tensor: images (n, C, H, W), or token ids (n, length)."""
 
     def __init__(self, model: nn.Module, *, inputs: nn.Module | None, padding: int | None, resized: bool) -> None:
         super().__init__()
@@ -74,16 +76,14 @@ class Classifier(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         """A batch to logits (n, classes)."""
-        kind = type(self.model).__name__
-        if self.inputs is None:
-            if batch.is_floating_point():
-                raise FeddleError(
-                    f"{kind} reads text: it takes token ids (n, length), got numbers like those of images"
-                )
+        if self.inputs is not None:
+            outputs = self.model(pixel_values=self.inputs(batch), **self.extra)
+        elif batch.is_floating_point():
+            kind = type(self.model).__name__
+            raise FeddleError(f"{kind} reads text: it takes token ids (n, length), got floats, as images have")
+        else:
             mask = None if self.padding is None else (batch != self.padding).long()
             outputs = self.model(input_ids=batch, attention_mask=mask)
-        else:
-            outputs = self.model(pixel_values=self.inputs(batch), **self.extra)
         logits: Tensor = outputs.logits
         return logits
 
@@ -91,7 +91,7 @@ class Classifier(nn.Module):
 def load_classifier(
     folder: Path, classes: int, adapters: Adapters | None = None, *, image_size: int | None = None, channels: int = 3
 ) -> Classifier:
-    """The classifier in a folder, with a new head; with adapters, all but they and the head is frozen.
+    """The classifier in a folder, with a new head; with adapters, everything except them and the head is frozen.
 
     The folder holds config.json and safetensors, in Hugging Face's layout or, for a ViT, in timm's.
     """
@@ -117,12 +117,22 @@ def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes:
     if is_timm(settings):
         state = read_checkpoint(folder / "model.safetensors")
         config = transformers.ViTConfig(**config_of_timm(state, settings), num_labels=classes)
-        model, loading = _from_pretrained(transformers.ViTForImageClassification, None, config, state_from_timm(state))
+        kind, place, weights = transformers.ViTForImageClassification, None, state_from_timm(state)
     else:
         config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL, num_labels=classes)
         images = type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-        kind = "ImageClassification" if images else "SequenceClassification"
-        model, loading = _from_pretrained(getattr(transformers, f"AutoModelFor{kind}"), folder, config, None)
+        name = "ImageClassification" if images else "SequenceClassification"
+        kind, place, weights = getattr(transformers, f"AutoModelFor{name}"), folder, None
+    model, loading = kind.from_pretrained(
+        place,
+        config=config,
+        state_dict=weights,
+        ignore_mismatched_sizes=True,  # of the head; `_check` checks the rest
+        output_loading_info=True,
+        dtype=torch.float32,
+        use_safetensors=True,  # never a pickle
+        **_LOCAL,
+    )
     for _, module in _outside_base(model):  # a head that came with the weights is of another task
         model._init_weights(module)
     return model, loading
@@ -133,9 +143,9 @@ def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
     base = f"{model.base_model_prefix}."
     if not any(name.startswith(base) for name, _ in model.named_parameters()):
         raise FeddleError(f"the model in {folder} cannot be separated from its head: it has no part called {base[:-1]}")
-    missing = {n for n in _names(loading, "missing_keys") if n.startswith(base) and not n.endswith(_UNUSED)}
+    missing = {n for n in loading["missing_keys"] if n.startswith(base) and not n.endswith(_UNUSED)}
     fresh = {n for n in missing if ".pooler." in n}
-    wrong = sorted((missing - fresh) | {n for n in _names(loading, "mismatched_keys") if n.startswith(base)})
+    wrong = sorted((missing - fresh) | {n for n, *_ in loading["mismatched_keys"] if n.startswith(base)})
     if wrong:
         raise FeddleError(
             f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or has another shape"
@@ -146,21 +156,6 @@ def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
 def _outside_base(model: Any) -> list[tuple[str, nn.Module]]:
     base = f"{model.base_model_prefix}."
     return [(name, module) for name, module in model.named_modules() if name and not f"{name}.".startswith(base)]
-
-
-def _from_pretrained(
-    kind: Any, folder: Path | None, config: Any, state: Mapping[str, Tensor] | None
-) -> tuple[Any, Any]:
-    return kind.from_pretrained(  # type: ignore[no-any-return]
-        folder,
-        config=config,
-        state_dict=state,
-        ignore_mismatched_sizes=True,  # of the head; `_check` checks the rest
-        output_loading_info=True,
-        dtype=torch.float32,
-        use_safetensors=True,  # never a pickle
-        **_LOCAL,
-    )
 
 
 def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path) -> None:
@@ -187,13 +182,13 @@ def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path)
 
 
 def _query_and_value(model: nn.Module, folder: Path) -> list[str]:
-    """The names that attention's query and value go by in this model."""
+    """The names of attention's query and value layers in this model."""
     ends = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     found = [name for name in _QUERY_AND_VALUE if name in ends]
     if not found:
         raise FeddleError(
-            f"the model in {folder} has no layers called query and value; name others with model.lora.target_modules, "
-            f"such as {', '.join(sorted(ends)[:4])}"
+            f"the model in {folder} has no layers called query and value; choose layers with "
+            f"model.lora.target_modules, such as {', '.join(sorted(ends)[:4])}"
         )
     return found
 
@@ -213,17 +208,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise FeddleError(
-            f"there is no {file}; model.path names a folder with config.json and safetensors, as transformers saves"
+            f"there is no {file}; set model.path to a folder with config.json and safetensors, as transformers saves it"
         ) from error
     except ValueError as error:
         raise FeddleError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(settings, dict):
         raise FeddleError(f"{file} must hold a table of settings, got {type(settings).__name__}")
     return settings
-
-
-def _names(loading: Mapping[str, Any], which: str) -> set[str]:
-    return {entry if isinstance(entry, str) else str(entry[0]) for entry in loading[which]}
 
 
 def _import(name: str) -> Any:
@@ -235,13 +226,13 @@ def _import(name: str) -> Any:
 
 @contextmanager
 def _one_line_errors(folder: Path) -> Iterator[None]:
-    """Turn any error of the library about a folder into one line."""
+    """Turn any error of the library about a folder into a single line."""
     try:
         yield
     except FeddleError:
         raise
     except Unusable as error:
-        raise FeddleError(f"the weights in {folder} are of no use: {error}") from error
+        raise FeddleError(f"the weights in {folder} cannot be used: {error}") from error
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise FeddleError(f"transformers cannot load the model in {folder}: {reason}") from error
@@ -249,7 +240,7 @@ def _one_line_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _silent(transformers: Any) -> Iterator[None]:
-    """Keep the library's bars and reports off the terminal; what matters in them is checked."""
+    """Hide the library's progress bars and reports; `_check` checks what matters in them."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

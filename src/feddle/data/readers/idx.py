@@ -1,21 +1,11 @@
 """MNIST and Fashion-MNIST: four idx files."""
 
-import struct
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
-from feddle.data.readers.files import (
-    Arrays,
-    Bytes,
-    Contents,
-    Unusable,
-    as_images,
-    as_labels,
-    find_file,
-    read_bytes,
-    times,
-)
+from feddle.data.readers.files import Arrays, Unusable, as_tensor, find_file, read_bytes
 
 IDX_FILES = (
     "train-images-idx3-ubyte",
@@ -25,31 +15,17 @@ IDX_FILES = (
 )
 
 
-def decode_idx(folder: Path, contents: Contents) -> Arrays:
-    """Read the four idx files, gzipped or not."""
-    counts = (contents.train, contents.train, contents.test, contents.test)
-    tensors = []
-    for name, count in zip(IDX_FILES, counts, strict=True):
-        path = find_file(folder, f"{name}.gz", name)
-        if "images" in name:
-            tensors.append(as_images(_read_idx(path, (count, *contents.shape[1:])), contents.shape))
-        else:
-            tensors.append(as_labels(_read_idx(path, (count,)), contents.num_classes, path))
-    return Arrays(*tensors)
+def decode_idx(folder: Path) -> dict[str, Tensor]:
+    """The four idx files, gzipped or not."""
+    return Arrays(*(_read_idx(find_file(folder, f"{name}.gz", name)) for name in IDX_FILES))._asdict()
 
 
-def _read_idx(path: Path, shape: tuple[int, ...]) -> Bytes:
-    """The bytes of an idx file as an array, after a check of its magic number, counts and length."""
-    head = 4 * (1 + len(shape))
-    content = read_bytes(path, limit=head + int(np.prod(shape)))
-    if len(content) < head:
-        raise Unusable(f"{path.name} should begin with {head} header bytes, but has only {len(content)} bytes")
-    magic, *dims = struct.unpack(f">{1 + len(shape)}I", content[:head])
-    expected = 0x0800 + len(shape)  # 08: unsigned bytes
-    if magic != expected:
-        raise Unusable(f"{path.name} should begin with the magic number {expected}, not {magic}")
-    if tuple(dims) != shape:
-        raise Unusable(f"{path.name} should hold {times(shape)} values, but its header says {times(dims)}")
-    if len(content) - head != np.prod(shape):
-        raise Unusable(f"{path.name} should hold {np.prod(shape)} values, but has {len(content) - head}")
-    return np.frombuffer(content, np.uint8, offset=head).reshape(shape)
+def _read_idx(path: Path) -> Tensor:
+    """Four bytes, the last of which is the number of dimensions; the dimensions, four bytes each; then the values."""
+    content = read_bytes(path)
+    try:
+        _, *sizes = np.frombuffer(content, ">u4", count=1 + content[3]).tolist()
+        values = np.frombuffer(content, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes)
+        return as_tensor(values, 1, *sizes[1:]) if sizes[1:] else as_tensor(values)
+    except (IndexError, ValueError) as error:
+        raise Unusable(f"{path.name} is not a complete idx file") from error

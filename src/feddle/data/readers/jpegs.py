@@ -9,43 +9,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddle.data.readers.files import Arrays, Contents, Unusable, read_bytes, times
+from feddle.data.readers.files import Arrays, Unusable, read_bytes
 
 CHEST_FOLDER = "sofiimg/datasets/pneumonia"
-_LIMIT = 1 << 20  # bytes of one file; the largest has 12,433
 
 
-def decode_jpegs(folder: Path, contents: Contents) -> Arrays:
-    """Read the files; the classes are numbered in the order of their names."""
-    train, test = jpeg_files(folder, contents)
-    classes = sorted({path.parent.name for path in train})
+def decode_jpegs(folder: Path) -> dict[str, Tensor]:
+    """The images of files whose hash was checked; the classes are numbered in the order of their names."""
+    files = jpeg_files(folder)
+    classes = sorted({path.parent.name for path in files})
     tensors = []
-    for paths in (train, test):
-        tensors.append(torch.stack([_read_jpeg(path, contents.shape) for path in paths]))
+    for split in ("train", "test"):
+        paths = [path for path in files if path.parts[-3] == split]
+        tensors.append(torch.stack([_read_jpeg(path) for path in paths]))
         tensors.append(torch.tensor([classes.index(path.parent.name) for path in paths]))
-    return Arrays(*tensors)
+    return Arrays(*tensors)._asdict()
 
 
-def jpeg_files(folder: Path, contents: Contents) -> tuple[list[Path], list[Path]]:
-    """The training files and the test files, in the order of class and name."""
+def jpeg_files(folder: Path) -> list[Path]:
+    """The training files, then the test files, in the order of class and name."""
     places = (folder, folder / Path(CHEST_FOLDER).name, folder / CHEST_FOLDER)
     root = next((place for place in places if (place / "train").is_dir()), None)
     if root is None:
         raise Unusable("it holds no folder train")
     # File browsers leave names that begin with a dot.
-    classes = sorted(path.name for path in (root / "train").glob("[!.]*/"))
-    if len(classes) != contents.num_classes:
-        raise Unusable(f"train should hold {contents.num_classes} folders, one a class, but holds {len(classes)}")
-    train, test = (
-        [path for name in classes for path in sorted((root / split / name).glob("[!.]*.jpeg"), key=lambda p: p.name)]
-        for split in ("train", "test")
-    )
-    for split, paths, count in (("train", train, contents.train), ("test", test, contents.test)):
-        if len(paths) != count:
-            raise Unusable(
-                f"{split} should hold {count} .jpeg files in {' and '.join(classes)}, but holds {len(paths)}"
-            )
-    return train, test
+    found = [path for split in ("train", "test") for path in (root / split).glob("[!.]*/[!.]*.jpeg")]
+    return sorted(found, key=lambda path: (path.parts[-3] == "test", path.parts[-2:]))
 
 
 def jpegs_hash(files: Iterable[Path]) -> str:
@@ -55,22 +44,18 @@ def jpegs_hash(files: Iterable[Path]) -> str:
     """
     digest = hashlib.sha256()
     for path in files:
-        content = read_bytes(path, limit=_LIMIT)
+        content = read_bytes(path)
         digest.update(f"{'/'.join(path.parts[-3:])} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
 
 
-def _read_jpeg(path: Path, shape: tuple[int, int, int]) -> Tensor:
+def _read_jpeg(path: Path) -> Tensor:
     """The pixels (1, H, W) of a grey JPEG file."""
-    from PIL import Image  # of the extra feddle[images], which most data sets do without
+    from PIL import Image  # of the extra feddle[images], which most data sets do not need
 
-    content = read_bytes(path, limit=_LIMIT)
     try:
-        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-            pixels = np.array(image)
+        with Image.open(io.BytesIO(read_bytes(path)), formats=["JPEG"]) as image:
+            return torch.from_numpy(np.array(image))[None]
     except OSError as error:
         raise Unusable(f"{path.name} is not a JPEG file that Pillow can read") from error
-    if pixels.shape != shape[1:]:
-        raise Unusable(f"{path.name} should hold {times(shape[1:])} grey pixels, not {times(pixels.shape)}")
-    return torch.from_numpy(pixels).reshape(shape)

@@ -22,19 +22,6 @@ from feddle.training.train import Loss
 Attackers = Annotated[Share, Field(description="share of the clients that attack, drawn from the seed")]
 
 
-@dataclass(frozen=True, eq=False)
-class Honest:
-    """The honest behaviour that an attack alters: the clients' training, and their privacy."""
-
-    training: ClientWork
-    privacy: Privacy | None
-
-    @property
-    def work(self) -> Work:
-        """The work of honest clients."""
-        return protected(self.training, self.privacy)
-
-
 class AttackOptions(Options):
     """Base of the options of every attack; errors use it to name the attack that a misplaced option belongs to."""
 
@@ -52,9 +39,9 @@ class SignFlip(AttackOptions):
     share: Attackers = 0.1
     factor: Positive = Field(1.0, description="scale factor of the flipped update")
 
-    def poison(self, honest: Honest) -> Work:
+    def poison(self, training: ClientWork, privacy: Privacy | None) -> Work:
         """The attackers' work."""
-        return Scaled(honest.work, -self.factor)
+        return Scaled(protected(training, privacy), -self.factor)
 
 
 class Scale(AttackOptions):
@@ -64,9 +51,9 @@ class Scale(AttackOptions):
     share: Attackers = 0.1
     factor: Positive = Field(10.0, description="scale factor of the update")
 
-    def poison(self, honest: Honest) -> Work:
+    def poison(self, training: ClientWork, privacy: Privacy | None) -> Work:
         """The attackers' work."""
-        return Scaled(honest.work, self.factor)
+        return Scaled(protected(training, privacy), self.factor)
 
 
 class RandomUpdate(AttackOptions):
@@ -75,9 +62,9 @@ class RandomUpdate(AttackOptions):
     name: Literal["random"] = "random"
     share: Attackers = 0.1
 
-    def poison(self, honest: Honest) -> Work:
+    def poison(self, training: ClientWork, privacy: Privacy | None) -> Work:
         """The attackers' work."""
-        return RandomDirection(honest.work, honest.training.seed)
+        return RandomDirection(protected(training, privacy), training.seed)
 
 
 class LabelFlip(AttackOptions):
@@ -86,10 +73,9 @@ class LabelFlip(AttackOptions):
     name: Literal["label-flip"] = "label-flip"
     share: Attackers = 0.1
 
-    def poison(self, honest: Honest) -> Work:
+    def poison(self, training: ClientWork, privacy: Privacy | None) -> Work:
         """The attackers' work; it is protected like honest work."""
-        training = honest.training
-        return protected(replace(training, loss=FlippedLabels(training.loss)), honest.privacy)
+        return protected(replace(training, loss=FlippedLabels(training.loss)), privacy)
 
 
 AnyAttack = NoAttack | SignFlip | Scale | RandomUpdate | LabelFlip
@@ -98,10 +84,10 @@ Attack = Annotated[AnyAttack, Discriminator("name"), choice("none")]
 
 def client_work(training: ClientWork, attack: AnyAttack, privacy: Privacy | None, eligible: Tensor) -> Work:
     """The work of all clients; attackers alter their updates last, after any noise is added."""
-    honest = Honest(training, privacy)
+    honest = protected(training, privacy)
     if isinstance(attack, NoAttack):
-        return honest.work
-    return Mixed(honest.work, attack.poison(honest), draw_attackers(eligible, attack.share, training.seed))
+        return honest
+    return Mixed(honest, attack.poison(training, privacy), draw_attackers(eligible, attack.share, training.seed))
 
 
 def draw_attackers(eligible: Tensor, share: float, seed: int) -> frozenset[int]:

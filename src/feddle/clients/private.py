@@ -13,19 +13,17 @@ from feddle.core.privacy import epsilon, privatise
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.options import Options, no_bool
 
+_Number = Annotated[float, BeforeValidator(no_bool)]
+
 
 class Privacy(Options):
     """Clients clip their updates and add Gaussian noise (off by default; `privacy: {}` turns it on)."""
 
-    clip: Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e6)] = Field(
-        1.0, description="norm that updates are clipped to (C)"
+    clip: _Number = Field(1.0, gt=0, le=1e6, description="norm that updates are clipped to (C)")
+    noise_multiplier: _Number = Field(
+        1.0, ge=1e-4, le=1e4, description="noise multiplier z: the noise in each coordinate is Normal(0, (zC)²)"
     )
-    noise_multiplier: Annotated[float, BeforeValidator(no_bool), Field(ge=1e-4, le=1e4)] = Field(
-        1.0, description="noise multiplier z: the noise in each coordinate is Normal(0, (zC)²)"
-    )
-    delta: Annotated[float, BeforeValidator(no_bool), Field(ge=1e-12, lt=1)] = Field(
-        1e-5, description="probability δ at which ε is reported"
-    )
+    delta: _Number = Field(1e-5, ge=1e-12, lt=1, description="probability δ at which ε is reported")
 
 
 def protected(work: ClientWork, privacy: Privacy | None) -> Work:

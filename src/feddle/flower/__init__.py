@@ -14,21 +14,15 @@ if TYPE_CHECKING:
     from feddle.flower.strategy import Feddle, server_app
     from feddle.runtimes.flower.client import client_app, train_job
 
-_HOMES = {
-    "Feddle": "feddle.flower.strategy",
-    "client_app": "feddle.runtimes.flower.client",
-    "server_app": "feddle.flower.strategy",
-    "train_job": "feddle.runtimes.flower.client",
-}
-
 __all__ = ["Feddle", "client_app", "server_app", "train_job"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'feddle.flower' has no attribute {name!r}")
     require_flower()
-    return getattr(import_module(_HOMES[name]), name)
+    home = "feddle.runtimes.flower.client" if name in ("client_app", "train_job") else "feddle.flower.strategy"
+    return getattr(import_module(home), name)
 
 
 def require_flower() -> None:

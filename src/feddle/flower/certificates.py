@@ -8,21 +8,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 
 _CA_DAYS, _SERVER_DAYS = 3650, 825
+_CRITICAL = (x509.BasicConstraints, x509.KeyUsage)
+_Key = ec.EllipticCurvePrivateKey
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _EARLIER = timedelta(minutes=5)  # tolerates clocks that differ
 
@@ -87,33 +83,32 @@ class Certificates:
     def _make_ca(self) -> None:
         key, name = ec.generate_private_key(ec.SECP384R1()), _name("feddle federation CA")
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-        critical = [x509.BasicConstraints(ca=True, path_length=0), usage]
         identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        certificate = _sign(_builder(name, name, key.public_key(), _CA_DAYS), key, critical, [identifier])
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
         write_whole(self.ca_key, _pem(key), private=True)
-        write_whole(self.ca, certificate)
+        write_whole(self.ca, _sign(name, key, name, key, _CA_DAYS, constraints, usage, identifier))
 
     def _make_server(self, hosts: Iterable[str]) -> None:
         authority, signer = self._read_ca()
         key = ec.generate_private_key(ec.SECP384R1())
-        builder = _builder(_name("feddle federation server"), authority.subject, key.public_key(), _SERVER_DAYS)
+        name, constraints = _name("feddle federation server"), x509.BasicConstraints(ca=False, path_length=None)
         names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys(hosts)])
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        critical = [x509.BasicConstraints(ca=False, path_length=None)]
+        extensions = (constraints, names, usage, issuer)
         write_whole(self.server_key, _pem(key), private=True)
-        write_whole(self.server, _sign(builder, signer, critical, [names, usage, issuer]))
+        write_whole(self.server, _sign(name, key, authority.subject, signer, _SERVER_DAYS, *extensions))
 
-    def _read_ca(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    def _read_ca(self) -> tuple[x509.Certificate, _Key]:
         try:
             authority = x509.load_pem_x509_certificate(self.ca.read_bytes())
-            signer = load_pem_private_key(self.ca_key.read_bytes(), None)
+            signer = serialization.load_pem_private_key(self.ca_key.read_bytes(), None)
         except (ValueError, TypeError) as error:  # TypeError: the key has a password
             raise FeddleError(
                 f"{self.ca} and {self.ca_key} are not a readable certificate and key; restore them, or remove both to "
                 "make new ones, and give every machine the new ca.crt"
             ) from error
-        if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != authority.public_key():
+        if not isinstance(signer, _Key) or signer.public_key() != authority.public_key():
             raise FeddleError(f"{self.ca_key} is not the key of {self.ca}; restore the key that belongs to it")
         return authority, signer
 
@@ -127,26 +122,16 @@ class Certificates:
         write_whole(self.node_key(number), private, private=True)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    builder = builder.serial_number(x509.random_serial_number())
-    return builder.not_valid_before(now - _EARLIER).not_valid_after(now + timedelta(days=days))
-
-
 def _sign(
-    builder: x509.CertificateBuilder,
-    signer: ec.EllipticCurvePrivateKey,
-    critical: Iterable[x509.ExtensionType],
-    others: Iterable[x509.ExtensionType],
+    subject: x509.Name, key: _Key, issuer: x509.Name, signer: _Key, days: int, *extensions: x509.ExtensionType
 ) -> bytes:
-    """The signed certificate with its extensions, in PEM format."""
-    for extension in critical:
-        builder = builder.add_extension(extension, critical=True)
-    for extension in others:
-        builder = builder.add_extension(extension, critical=False)
+    """A certificate for `key`, signed with `signer`, in PEM format."""
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - _EARLIER).not_valid_after(now + timedelta(days=days))
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=isinstance(extension, _CRITICAL))
     return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
@@ -166,5 +151,5 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pem(key: _Key) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

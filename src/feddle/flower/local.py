@@ -208,9 +208,7 @@ class LocalFederation:
         for number in range(1, self.nodes + 1):
             if number not in self.node_ids:
                 self.node_ids[number] = self._register_one(number)
-                write_whole(
-                    known, json.dumps(self.node_ids).encode(), sync=False
-                )  # after each node, since an interruption may come at any time
+                write_whole(known, json.dumps(self.node_ids).encode(), sync=False)  # after each: a stop may come now
 
     def _register_one(self, number: int) -> int:
         """Register a node; return the id that the SuperLink gives it."""

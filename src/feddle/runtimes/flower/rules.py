@@ -17,9 +17,7 @@ class Rules(Options):
     cooldown: NonNegative = Field(
         60.0, description="seconds without a job after a node has failed; doubled after each further failure in a row"
     )
-    at_once: Count | None = Field(
-        None, description="largest number of jobs under way; by default one per connected node"
-    )
+    at_once: Count | None = Field(None, description="largest number of jobs under way; by default one per node")
     poll: Positive = Field(1.0, description="seconds between two checks for replies")
 
 

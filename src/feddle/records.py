@@ -223,12 +223,12 @@ def read_history(folder: Path) -> list[HistoryLine]:
 
 def read_result(folder: Path) -> Result:
     """The result of a run; empty if it is missing or damaged."""
-    return cast(Result, _mapping_in(folder / RESULT))
+    return cast(Result, read_mapping(folder / RESULT))
 
 
 def read_cell(folder: Path) -> CellRecord:
     """What produced the run in a folder; empty if that is missing or damaged."""
-    found, kinds = _mapping_in(folder / CELL), {"data": dict, "clock": list}
+    found, kinds = read_mapping(folder / CELL), {"data": dict, "clock": list}
     whole = all(isinstance(found[name], kind) for name, kind in kinds.items() if name in found)
     return cast(CellRecord, found if whole else {})
 
@@ -246,43 +246,35 @@ def write_record(path: Path, record: Mapping[str, Any], indent: int = 2) -> None
     write_whole(path, (json.dumps(record, indent=indent, ensure_ascii=path.name != GRID) + "\n").encode())
 
 
-def _mapping_in(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; empty if it is missing or damaged."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return parse_mapping(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def parse_mapping(text: str | bytes) -> dict[str, Any]:
+    """The mapping in a JSON text; empty if it is damaged."""
+    try:
+        found = json.loads(text)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _floats(value: object) -> list[float] | None:
-    return [v for v in map(finite, value) if v is not None] if isinstance(value, list) else None
-
-
-def _integers(value: object) -> list[int] | None:
-    return [v for v in value if isinstance(v, int)] if isinstance(value, list) else None
 
 
 def _mapping(value: object) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _privacy(value: object) -> dict[str, Any] | None:
-    numbers = [finite(value.get(key)) for key in ("epsilon", "delta", "updates")] if isinstance(value, dict) else [None]
-    return None if None in numbers else _mapping(value)
-
-
-def _integer(value: object) -> int | None:
-    return value if isinstance(value, int) else None
-
-
 _NUMBERS = ("accuracy", "last_accuracy", "negative_share", "seconds", "bytes_up", "bytes_down")
 _FIELDS: Mapping[str, Callable[[object], object]] = {
     **dict.fromkeys(_NUMBERS, finite),
-    "round": _integer,
-    "staleness": _integers,
-    "coefficients": _floats,
+    "round": lambda value: value if isinstance(value, int) else None,
+    "staleness": lambda value: [v for v in value if isinstance(v, int)] if isinstance(value, list) else None,
+    "coefficients": lambda value: [v for v in map(finite, value) if v is not None] if isinstance(value, list) else None,
     "refused": _mapping,
-    "privacy": _privacy,
+    "privacy": _mapping,
 }
 
 
@@ -323,6 +315,8 @@ def _parsed(
             f"{path}{where}: expected {kind}, but {reason}; leave this run out or fix the file"
         ) from error
     if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise FeddleError(f"{path}{where}: expected named values, but found {kind}; leave this run out or fix the file")
+        found = type(found).__name__
+        raise FeddleError(
+            f"{path}{where}: expected named values, but found {found}; leave this run out or fix the file"
+        )
     return found

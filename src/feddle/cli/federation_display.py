@@ -1,6 +1,5 @@
 """The state of a real federation: a live table on a terminal, one line for each version elsewhere."""
 
-import json
 import math
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feddle.records import HISTORY, RESULT
+from feddle.records import HISTORY, parse_mapping, read_mapping, read_result
 
 _LONG = 30.0  # seconds; a run writes its status about once per second, but not while it merges
 
@@ -43,11 +42,11 @@ class FederationDisplay:
 
     def is_finished(self) -> bool:
         """Whether the run is finished."""
-        return bool(self._read(RESULT).get("finished"))
+        return bool(read_result(self.folder).get("finished"))
 
     def refresh(self) -> None:
         """Show the current state."""
-        status = self._read("status.json")
+        status = read_mapping(self.folder / "status.json")
         new = status.get("at", 0.0) >= self.since
         silence = _silence(status) if new else ""
         if self._live is not None and status:
@@ -64,7 +63,7 @@ class FederationDisplay:
         path = self.folder / HISTORY
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = text.rpartition("\n")[0].splitlines()  # the last one may be incomplete
-        for line in map(_parsed, lines[self._shown :]):
+        for line in map(parse_mapping, lines[self._shown :]):
             if "version" not in line:  # damaged: the ServerApp reports it
                 continue
             accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
@@ -79,21 +78,6 @@ class FederationDisplay:
             known, self._failed[node["node"]] = self._failed.get(node["node"], 0), node["failed"]
             if node["failed"] > known and node["why"]:
                 self.say(f"client {node['client']}, failure {node['failed']}: {node['why']}")
-
-    def _read(self, name: str) -> dict[str, Any]:
-        try:
-            return _parsed((self.folder / name).read_bytes())
-        except OSError:
-            return {}
-
-
-def _parsed(text: str | bytes) -> dict[str, Any]:
-    """The mapping in a JSON text; empty if there is none."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _silence(status: dict[str, Any]) -> str:

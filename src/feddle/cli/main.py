@@ -39,9 +39,8 @@ def app(debug: bool) -> None:
     """
 
 
-app.add_command(federation)
-app.add_command(report)
-app.add_command(reproduce)
+for command in (federation, report, reproduce):
+    app.add_command(command)
 
 
 @dataclass(frozen=True)

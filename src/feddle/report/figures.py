@@ -43,7 +43,6 @@ def draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
 
 
 def _curves(axes: Any, panel: Panel, column: int) -> bool:
-    drawn = False
     for index, (row, label) in enumerate(panel.rows.items()):
         cell = panel.at(row, column)
         points, band = ([], []) if cell is None else cell.curve()
@@ -54,5 +53,4 @@ def _curves(axes: Any, panel: Panel, column: int) -> bool:
         axes.plot(rounds, values, style, color=ink, lw=1.2, label=label + marks(cell))
         if band:
             axes.fill_between(*zip(*band, strict=True), color=ink, alpha=0.16, lw=0)
-        drawn = True
-    return drawn
+    return bool(axes.lines)

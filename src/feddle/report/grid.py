@@ -204,9 +204,8 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     names: list[AxisValue] = [{"value": cell.name, "words": cell.name} for cell in cells]
     record: GridRecord = {"grid": "runs", "axes": {"method": names}}
     panels = [replace(panel, leader=cells[0].name) for panel in _panels(record, cells)]
-    commands = [
-        (cell.name, f"feddle run {shlex.quote(str(run.folder / CONFIG))}") for cell in cells for run in cell.runs
-    ]
+    paths = [(cell.name, str(run.folder / CONFIG)) for cell in cells for run in cell.runs]
+    commands = [(name, f"feddle run {shlex.quote(path)}") for name, path in paths]
     return Grid(cells[0].runs[0].folder.parent, record, panels, cells, commands)
 
 
@@ -252,10 +251,8 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _read_cell(folder: Path, name: str, entry: CellEntry) -> Cell:
-    place = folder / name
-    if not place.resolve().is_relative_to(folder.resolve()):
-        raise FeddleError(f"{folder / GRID}: the cell {name} is outside of the folder; run the command again")
-    inside = sorted(place.glob(f"seed*/{CONFIG}"), key=lambda path: (len(path.parent.name), path.parent.name))
+    seeds = (folder / name).glob(f"seed*/{CONFIG}")
+    inside = sorted(seeds, key=lambda path: (len(path.parent.name), path.parent.name))
     return Cell(name, entry, [read_run(path.parent) for path in inside])
 
 

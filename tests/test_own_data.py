@@ -99,7 +99,7 @@ def test_a_csv_of_path_label_client_is_running_in_one_command(tmp_path: Path) ->
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key != "clients"]
     said = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28")
     assert said.code == 0, said.err
-    assert "mine.csv: 36 images of 3 classes, 4 clients of its own" in said.err
+    assert "mine.csv: 36 images of 3 classes, 4 clients in the data" in said.err
     folder = tmp_path / "runs" / "mine-feddle-seed0"
     kept = yaml.safe_load((folder / "config.yaml").read_text())
     assert kept["clients"] == {"count": 4, "per_round": 4}
@@ -575,7 +575,7 @@ def test_a_hugging_face_dataset_on_disk(tmp_path: Path) -> None:
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key not in ("clients", "workers")]
     said = run_feddle("run", "--data", "mine", *options, "-odata.image_size=28", "-oworkers=2")
     assert said.code == 0, said.err
-    assert "24 images of 3 classes, 4 clients of its own" in said.err
+    assert "24 images of 3 classes, 4 clients in the data" in said.err
 
 
 def test_a_hugging_face_dataset_of_splits(tmp_path: Path) -> None:

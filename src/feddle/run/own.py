@@ -41,6 +41,6 @@ def _look(data: Data) -> tuple[int, str]:
     held = f"{count:,} images of {collection.classes} classes"
     if train.owners is not None and is_natural(data.partition, collection):
         clients = len(set(train.owners.tolist()))
-        return clients, f"{collection.name}: {held}, {clients:,} clients of its own"
+        return clients, f"{collection.name}: {held}, {clients:,} clients in the data"
     clients = max(2, min(MOST_CLIENTS, len(train) // IMAGES_PER_CLIENT))
-    return clients, f"{collection.name}: {held}, no clients of its own"
+    return clients, f"{collection.name}: {held}, no clients in the data"

@@ -254,6 +254,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
         return {}
 
 
+def _privacy(value: object) -> dict[str, Any] | None:
+    numbers = [finite(value.get(key)) for key in ("epsilon", "delta", "updates")] if isinstance(value, dict) else [None]
+    return None if None in numbers else _mapping(value)
+
+
 def parse_mapping(text: str | bytes) -> dict[str, Any]:
     """The mapping in a JSON text; empty if it is damaged."""
     try:
@@ -274,7 +279,7 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
     "staleness": lambda value: [v for v in value if isinstance(v, int)] if isinstance(value, list) else None,
     "coefficients": lambda value: [v for v in map(finite, value) if v is not None] if isinstance(value, list) else None,
     "refused": _mapping,
-    "privacy": _mapping,
+    "privacy": _privacy,
 }
 
 

@@ -251,8 +251,10 @@ def distinct_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _read_cell(folder: Path, name: str, entry: CellEntry) -> Cell:
-    seeds = (folder / name).glob(f"seed*/{CONFIG}")
-    inside = sorted(seeds, key=lambda path: (len(path.parent.name), path.parent.name))
+    place = folder / name
+    if not place.resolve().is_relative_to(folder.resolve()):
+        raise FeddleError(f"{folder / GRID}: the cell {name} is outside of the folder; run the command again")
+    inside = sorted(place.glob(f"seed*/{CONFIG}"), key=lambda path: (len(path.parent.name), path.parent.name))
     return Cell(name, entry, [read_run(path.parent) for path in inside])
 
 

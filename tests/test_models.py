@@ -301,15 +301,15 @@ def test_a_config_builds_the_model_that_it_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "told"),
+    ("tree", "reason"),
     [
         ({"model": {"name": "resnet18"}, "data": {"channels": 1}}, "3 channels.*data.channels 1"),
-        ({"model": "mobilenet-v2", "data": {"image_size": 28}}, "from 32×32 up.*image_size"),
+        ({"model": "mobilenet-v2", "data": {"image_size": 28}}, "at least 32×32.*image_size"),
         ({"model": {"name": "transformers", "path": "nowhere"}}, r"there is no nowhere.config\.json"),
     ],
 )
-def test_a_model_that_cannot_be_built_is_refused_in_one_line(tree: dict[str, Any], told: str) -> None:
-    with pytest.raises(FeddleError, match=told):
+def test_a_model_that_cannot_be_built_is_refused_in_one_line(tree: dict[str, Any], reason: str) -> None:
+    with pytest.raises(FeddleError, match=reason):
         build_model(parse_config(tree), 10, quiet=True)
 
 
@@ -321,7 +321,7 @@ def test_a_model_that_cannot_be_built_is_refused_in_one_line(tree: dict[str, Any
         ({"name": "transformers"}, "model.path"),
     ],
 )
-def test_a_wrong_model_option_is_told(model: dict[str, Any], told: str) -> None:
+def test_a_wrong_model_option_is_reported(model: dict[str, Any], told: str) -> None:
     with pytest.raises(FeddleError, match=told):
         parse_config({"model": model})
 

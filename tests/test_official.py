@@ -123,7 +123,7 @@ def test_cifar_100_trains_superclasses_and_spreads_fine_classes(tmp_path: Path, 
         ({"train.bin": bytes(3074)}, "it holds no test.bin"),
     ],
 )
-def test_broken_cifar_100_files_are_told(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:
+def test_broken_cifar_100_files_are_reported(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:
     folder = write_cifar100(tmp_path / "files", packed=False, files=files)
     with pytest.raises(FeddleError, match=reason):
         open_data(config_of("cifar-100", folder).data)
@@ -217,7 +217,7 @@ def write_celeba(folder: Path, people: int = 5, each: int = 6) -> Path:
     return folder
 
 
-def test_celeba_a_client_a_person(tmp_path: Path) -> None:
+def test_celeba_has_one_client_per_person(tmp_path: Path) -> None:
     config = config_of("celeba", write_celeba(tmp_path / "leaf"), {"server": {"samples": 2}})
     collection = open_data(config.data)
     assert (collection.classes, len(collection.train)) == (2, 30)
@@ -241,7 +241,7 @@ def test_celeba_a_client_a_person(tmp_path: Path) -> None:
         (lambda f: write_leaf(f / "all_data", {"7": (["a"], [1, 1])}, "all_data.json"), "holds 1 with 2 labels"),
     ],
 )
-def test_broken_leaf_files_are_told(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
+def test_broken_leaf_files_are_reported(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
     damage(write_celeba(tmp_path / "celeba", people=2, each=2))
     with pytest.raises(FeddleError, match=reason):
         open_data(config_of("celeba", tmp_path).data)  # the folder above that of its name
@@ -265,7 +265,7 @@ def write_isic(folder: Path, count: int = 32) -> Path:
     return folder
 
 
-def test_isic_has_a_diagnosis_an_image(tmp_path: Path) -> None:
+def test_isic_has_one_diagnosis_per_image(tmp_path: Path) -> None:
     config = config_of("isic-2019", write_isic(tmp_path / "isic"), {"partition": "even"})
     collection = open_data(config.data)
     assert collection.classes == 8  # UNK is of no image
@@ -284,7 +284,7 @@ def test_isic_has_a_diagnosis_an_image(tmp_path: Path) -> None:
         ("ISIC_0000006", "ISIC_0000066", "there is no image file .*ISIC_0000066.jpg"),
     ],
 )
-def test_broken_isic_files_are_told(tmp_path: Path, old: str, new: str, reason: str) -> None:
+def test_broken_isic_files_are_reported(tmp_path: Path, old: str, new: str, reason: str) -> None:
     table = write_isic(tmp_path, count=8) / "ISIC_2019_Training_GroundTruth.csv"
     table.write_text(table.read_text().replace(old, new))
     with pytest.raises(FeddleError, match=reason):
@@ -334,13 +334,13 @@ def test_imagenet_guides_from_outside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [source.name for source in OFFICIAL])
-def test_missing_files_are_told_in_one_line_with_where_to_get_them_and_where_to_put_them(data: Path, name: str) -> None:
+def test_missing_files_are_reported_with_where_to_get_them_and_where_to_put_them(data: Path, name: str) -> None:
     config = data.parent / "config.yaml"
     config.write_text(f"data: {{name: {name}}}\n")
     said = run_feddle("run", str(config), "-q")
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert said.err == run_feddle("data", "fetch", name).err
-    assert f"feddle: {name} needs files of your own, and {data / name} does not serve" in said.err
+    assert f"feddle: {name} cannot be downloaded, and {data / name} cannot be used" in said.err
     assert "https://" in said.err
     assert "put " in said.err
     assert "data.folder" in said.err

@@ -218,15 +218,15 @@ def folders(*names: str, images: Sequence[str] = ()) -> Callable[[Path], str]:
 GREY, TWO = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
 MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "missing path": (lambda _: "nothing.csv", "there is no file or folder nothing.csv; correct the path"),
-    "unknown ending": (file_with("mine.xlsx", b"x"), "mine.xlsx ends in .xlsx; your own data is a .csv, a .npz"),
-    "empty file": (file_with("mine.csv", b""), "mine.csv is empty; it should have a line of column names"),
+    "unknown ending": (file_with("mine.xlsx", b"x"), "mine.xlsx ends in .xlsx; expected a .csv or .npz file, a folder"),
+    "empty file": (file_with("mine.csv", b""), "mine.csv is empty; it needs a line of column names"),
     "header alone": (file_with("mine.csv", b"path,label\n"), "mine.csv has a header but no rows"),
     "not text": (file_with("mine.csv", b"path,label\n\xff\xfe,1\n"), "cannot read"),
     "open quote": (file_with("mine.csv", b'path,label\n"a,1\n'), "as a CSV file in UTF-8"),
     "missing column": (
         lambda f: broken_table(f, cell(0, 1, "lable")),
-        "has no column label or class or target or y: did you mean 'lable'? It has path, lable, client; say which one "
-        "with data.columns.label",
+        "has no column label or class or target or y: did you mean 'lable'? It has path, lable, client; "
+        "set data.columns.label to the right one",
     ),
     "missing image": (
         lambda f: broken_table(f, cell(7, 0, "images/gone.png")),
@@ -235,17 +235,17 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "missing label": (lambda f: broken_table(f, cell(3, 1, " ")), "line 4 has no label; fill it in"),
     "missing client": (
         lambda f: broken_table(f, cell(5, 2, "")),
-        "the training image 4 (from 0) belongs to no client; say to which, or use data.partition: dirichlet",
+        "the training image 4 (from 0) belongs to no client; name its client, or use data.partition: dirichlet",
     ),
-    "two columns": (lambda f: broken_table(f, cell(0, 2, "label")), "has two columns 'label'; give each a name of"),
+    "two columns": (lambda f: broken_table(f, cell(0, 2, "label")), "has two columns 'label'; rename one of them"),
     "short row": (lambda f: broken_table(f, lambda rows: rows[2].pop()), "line 3 has 2 values, but the header names 3"),
     "one class": (
         lambda f: broken_table(f, lambda rows: [cell(i, 1, "blue")(rows) for i in range(1, len(rows))]),
-        "has only the class 'blue'; telling classes apart takes two or more",
+        "has only the class 'blue'; at least two classes are required",
     ),
     "class without training images": (
         lambda f: broken_table(f, only_for_the_test),
-        "has no training image of the class 'clay'; add some, or leave that class out",
+        "has no training image of the class 'clay'; add one, or remove the class",
     ),
     "unknown split": (
         lambda f: broken_table(f, all_in("tets")),
@@ -256,16 +256,16 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         "no row is for training; give some the split train",
     ),
     "no class folders": (folders("", images=["a.png"]), "holds no folders; it should hold one for each class"),
-    "empty class": (folders("cats", images=["dogs/a.png"]), "mine/cats holds no images (.jpg, .jpeg, .png, …)"),
+    "empty class": (folders("cats", images=["dogs/a.png"]), "mine/cats holds no images (.jpg, .png, …); add some, or"),
     "class of the test alone": (
         folders(images=["train/a/1.png", "train/b/1.png", "test/c/1.png"]),
         "has no training image of the class 'c'",
     ),
-    "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "2 images are too few to hold out 0.2 of them"),
+    "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "has too few images (2) to hold out 0.2 of them"),
     "not an archive": (file_with("mine.npz", b"PK nothing"), "as a NumPy archive without pickled objects"),
     "pickles": (archive(images=np.array([{}], dtype=object), labels=TWO), "Object arrays cannot be loaded"),
     "other arrays": (archive(pictures=GREY), "mine.npz holds pictures; it should hold images and labels"),
-    "no labels": (archive(images=GREY), "mine.npz has no labels beside the rest"),
+    "no labels": (archive(images=GREY), "mine.npz has no labels; add that array"),
     "floats": (archive(images=GREY / 255, labels=TWO), "images should be uint8 (0 to 255), not float64"),
     "flat images": (archive(images=GREY.reshape(4, 64), labels=TWO), "not (4, 64)"),
     "too few labels": (archive(images=GREY, labels=TWO[:3]), "labels has the shape (3,), but there are 4 images"),
@@ -274,7 +274,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_in_one_line(tmp_path: Path, mistake: str) -> None:
+def test_a_mistake_is_reported_in_one_line(tmp_path: Path, mistake: str) -> None:
     make, expected = MISTAKES[mistake]
     said = run_feddle("run", "--data", make(tmp_path), "-q")
     assert said.code == 2
@@ -337,16 +337,16 @@ def deep(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
-        (lambda path: path.write_bytes(b"no image"), "(cannot identify image file); mend it or leave it out"),
+        (lambda path: path.write_bytes(b"no image"), "(cannot identify image file); repair it or leave it out"),
         (cut, "cannot read the image"),
-        (deep, "has more than 8 bits a channel; save it with 8"),
+        (deep, "has more than 8 bits per channel; save it with 8"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_unreadable_image_ends_the_run_with_its_name(
     tmp_path: Path, damage: Callable[[Path], object], expected: str, workers: int
 ) -> None:
-    # a training image: the split is told
+    # the split is given, so that it is a training image
     table(tmp_path, split=lambda i: "test" if i % 9 > 6 else "train")
     damage(tmp_path / "images" / "0.png")
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key not in ("clients", "workers")]
@@ -360,14 +360,14 @@ def test_an_unreadable_image_ends_the_run_with_its_name(
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({"name": "csv"}, "data: csv is your own data; say where it is with path"),
+        ({"name": "csv"}, "data: csv is your own data; set path to where it is"),
         ({"name": "digits", "path": "x"}, "path is for your own data, with the name csv, images, npz, huggingface"),
         (
             {"name": "npz", "path": "x", "folder": "y"},
             "folder is for official files; for your own data (npz) use path",
         ),
-        ({"server": {"path": "x"}}, "data.server: path and folder belong to another data set; say which one with name"),
-        ({"server": {"name": "images"}}, "images is your own data; say where it is with path"),
+        ({"server": {"path": "x"}}, "data.server: path and folder belong to another data set; set name to that"),
+        ({"server": {"name": "images"}}, "images is your own data; set path to where it is"),
         ({"test_share": 1.0}, "data.test_share: input should be less than 1"),
         ({"columns": {"labels": "x"}}, "unknown key 'labels'; did you mean 'label'?"),
     ],
@@ -445,7 +445,7 @@ def test_columns_may_have_names_of_your_own(tmp_path: Path) -> None:
     assert theirs.train.owners is not None
     assert ours.train.owners is not None
     assert torch.equal(theirs.train.owners, ours.train.owners)
-    with pytest.raises(FeddleError, match=r"has no column 'Haus': .*It has Datei, Farbe, Klinik; say which one with"):
+    with pytest.raises(FeddleError, match=r"has no column 'Haus': .*It has Datei, Farbe, Klinik; set data.columns.cl"):
         open_data(config_of(tmp_path / "andere.csv", data={"columns": {**columns, "client": "Haus"}}).data)
 
 
@@ -623,7 +623,7 @@ def test_what_is_kept_does_not_change_what_is_taken(
         paint(folder / f"{i}.png", "blue", 3 * i, size=(16, 16))
     files = Files.of(folder, [f"{i}.png" for i in range(6)])
     examples = PictureExamples.of(files, torch.arange(6), 3, 16, limit)
-    assert examples.memory.room == limit // (3 * 16 * 16)
+    assert len(examples.there) == limit // (3 * 16 * 16)
     for batch in batches:
         inputs, labels = examples.take(torch.tensor(batch, dtype=torch.int64))
         assert labels.tolist() == batch

@@ -26,7 +26,7 @@ class Part(IntEnum):
 
 
 class Pictures(Protocol):
-    """Images that stay where they are until they are used."""
+    """Images that stay on disk until they are used."""
 
     def __len__(self) -> int: ...
 
@@ -58,7 +58,7 @@ class Labelled:
 
 @dataclass(frozen=True, eq=False)
 class Collection:
-    """A data set; without `test`, a share of `train` is still to be held out."""
+    """A data set; without `test`, a share of `train` is held out later."""
 
     name: str
     train: Labelled
@@ -90,12 +90,12 @@ def divided(name: str, rows: Labelled, parts: Tensor | None, classes: int) -> Co
 def require_classes(collection: Collection, names: Sequence[str]) -> Collection:
     """The collection, if it has two or more classes and training images of each."""
     if len(names) < 2:
-        raise FeddleError(f"{collection.name} has only the class {names[0]!r}; telling classes apart takes two or more")
+        raise FeddleError(f"{collection.name} has only the class {names[0]!r}; at least two classes are required")
     missing = set(range(len(names))) - set(np.unique(collection.train.labels.numpy()).tolist())
     if missing:
+        rare = names[min(missing)]
         raise FeddleError(
-            f"{collection.name} has no training image of the class {names[min(missing)]!r}; add some, or leave that "
-            "class out"
+            f"{collection.name} has no training image of the class {rare!r}; add one, or remove the class"
         )
     return collection
 
@@ -109,11 +109,8 @@ def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
     owners = collection.train.owners
     assert owners is not None
     if (owners == NOBODY).any():
-        row = int((owners == NOBODY).nonzero()[0])
-        raise FeddleError(
-            f"{collection.name}: the training image {row} (from 0) belongs to no client; say to which, or use "
-            "data.partition: dirichlet"
-        )
+        row = f"{collection.name}: the training image {int((owners == NOBODY).nonzero()[0])} (from 0)"
+        raise FeddleError(f"{row} belongs to no client; name its client, or use data.partition: dirichlet")
     present = np.unique(owners.numpy())
     drawn = torch.from_numpy(np.sort(numpy_generator(seed).permutation(present)[:count]))
     train = collection.train.select(torch.isin(owners, drawn).nonzero().flatten())
@@ -130,7 +127,7 @@ def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
 def held_out(collection: Collection, share: float, seed: int) -> Collection:
     """The collection with a share of its images, drawn at random, as test images.
 
-    Every class and every client keeps a training image: the first that the drawing would have met.
+    Every class and every client keeps a training image: the first in the order of drawing.
     """
     rows = collection.train
     order = numpy_generator(seed).permutation(len(rows))
@@ -141,10 +138,8 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
             kept[order[first]] = True
     chosen = order[~kept[order]][: round(share * len(rows))]
     if not len(chosen):
-        raise FeddleError(
-            f"{collection.name}: its {len(rows)} images are too few to hold out {share:g} of them for measuring "
-            "accuracy; raise data.test_share, or say which are for the test"
-        )
+        few = f"{collection.name} has too few images ({len(rows)}) to hold out {share:g} of them for the test"
+        raise FeddleError(f"{few}; raise data.test_share, or mark images with the split test")
     parts = torch.zeros(len(rows), dtype=torch.int64)
     parts[torch.from_numpy(chosen)] = Part.TEST
     return replace(divided(collection.name, rows, parts, collection.classes), server=collection.server)
@@ -154,9 +149,7 @@ def validation_split(collection: Collection, count: int, seed: int) -> tuple[Col
     """The collection without `count` of its training images, drawn at random, and these images."""
     rows = collection.train
     if not 0 < count < len(rows):
-        raise FeddleError(
-            f"data.validation must leave some of the {len(rows)} training images to the clients, got {count}"
-        )
+        raise FeddleError(f"data.validation must be less than the {len(rows)} training images, got {count}")
     taken, kept = drawn_split(len(rows), count, seed)
     return replace(collection, train=rows.select(kept)), rows.select(taken)
 

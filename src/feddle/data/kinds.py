@@ -1,4 +1,4 @@
-"""The kinds of your own data; apart from the code that reads them, which imports torch."""
+"""The kinds of your own data, without the code that reads them: it imports torch."""
 
 from pathlib import Path
 from typing import Literal, get_args
@@ -11,7 +11,7 @@ ENDINGS: dict[str, Kind] = {".csv": "csv", ".tsv": "csv", ".npz": "npz"}
 
 
 def kind_of(path: Path) -> Kind:
-    """What is at a path, by its ending or by what the folder holds."""
+    """The kind of the data at a path, from its ending or from the content of the folder."""
     if path.is_dir():
         marks = ("dataset_dict.json", "dataset_info.json", "state.json")
         return "huggingface" if any((path / mark).is_file() for mark in marks) else "images"
@@ -19,8 +19,6 @@ def kind_of(path: Path) -> Kind:
         raise FeddleError(f"there is no file or folder {path}; correct the path of your data")
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise FeddleError(
-            f"{path} ends in {ending or 'nothing'}; your own data is a .csv, a .npz, a folder of images or a "
-            "Hugging Face dataset on disk"
-        )
+        usual = "a .csv or .npz file, a folder of images or a Hugging Face dataset on disk"
+        raise FeddleError(f"{path} ends in {ending or 'nothing'}; expected {usual}")
     return ENDINGS[ending]

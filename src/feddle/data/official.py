@@ -1,4 +1,4 @@
-"""Data sets that users bring as official files: they may not be passed on, or are too large to fetch unasked."""
+"""Data sets whose official files the user supplies, since they may not be redistributed or are too large to fetch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class OfficialData:
     name: str
     title: str
     counts: tuple[str, str, str, str]  # image, training images, test images and classes, in words
-    get: str  # what to get from where
-    put: str  # what the folder should then hold
+    get: str  # which files to download, and from where
+    put: str  # what to put into the folder
     reader: Callable[[Path], Collection]
     folder: Path | None = None
 
@@ -53,7 +53,7 @@ class OfficialData:
         return f"the data set {self.name} is not here: it cannot be fetched, and there is no folder {self.place}"
 
     def fetch(self, *, quiet: bool = False) -> None:
-        """Nothing to do: the files are here or missing."""
+        """Do nothing: the files cannot be downloaded."""
 
     def digest(self) -> str:
         """See `Source`."""
@@ -67,8 +67,8 @@ class OfficialData:
             return self.reader(self.place)
         except Unusable as reason:
             raise FeddleError(
-                f"{self.name} needs files of your own, and {self.place} does not serve ({reason}): get {self.get}; "
-                f"put {self.put} there, or name the folder that holds them with data.folder"
+                f"{self.name} cannot be downloaded, and {self.place} cannot be used ({reason}): get {self.get}; "
+                f"put {self.put} there, or set data.folder to the folder that holds them"
             ) from reason
 
 
@@ -84,7 +84,7 @@ OFFICIAL = (
     ),
     OfficialData(
         "femnist",
-        "FEMNIST: handwritten characters, a client a person; the first 40 classes",
+        "FEMNIST: handwritten characters, one client per person; the first 40 classes",
         ("1×28×28", "all", "a share", "40"),
         f"LEAF from {_LEAF} and run `./preprocess.sh` in its data/femnist",
         "the folder all_data, or train and test, of its data/femnist/data",
@@ -92,7 +92,7 @@ OFFICIAL = (
     ),
     OfficialData(
         "celeba",
-        "CelebA: faces, a client a person; smiling or not",
+        "CelebA: faces, one client per person; smiling or not",
         ("3×218×178", "all", "a share", "2"),
         f"LEAF from {_LEAF}, the files that its data/celeba/README.md names, and run `./preprocess.sh` there",
         "the folders all_data (or train and test) and raw/img_align_celeba of its data/celeba/data",
@@ -112,7 +112,7 @@ OFFICIAL = (
         "ImageNet: photos of a thousand kinds of things",
         ("3×any size", "1,281,167", "50,000", "1000"),
         "ILSVRC2012_img_train.tar from https://image-net.org/download-images and unpack it, each class in a folder",
-        "train/WNID/*.JPEG (and val/WNID/*.JPEG, else a share of train measures accuracy)",
+        "train/WNID/*.JPEG (and val/WNID/*.JPEG; without it, a share of train is the test set)",
         read_imagenet,
     ),
 )

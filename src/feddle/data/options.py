@@ -15,11 +15,13 @@ from feddle.data.readers.csv import Columns
 from feddle.data.source import Source
 from feddle.options import Count, Options, Share, no_bool
 
+ImageCount = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]  # a number of images
+
 
 def _require_place(name: str | None, path: str | None, folder: str | None) -> None:
     """Your own data has a path; other data sets may have a folder."""
     if name in KINDS and path is None:
-        raise ValueError(f"{name} is your own data; say where it is with path")
+        raise ValueError(f"{name} is your own data; set path to where it is")
     if name in KINDS and folder is not None:
         raise ValueError(f"folder is for official files; for your own data ({name}) use path")
     if name not in KINDS and path is not None:
@@ -30,71 +32,71 @@ class ServerData(Options):
     """The server's data."""
 
     name: str | None = Field(
-        None, description="another data set (out-of-domain: its training images); by default the clients' own"
+        None, description="another data set for the server (out-of-domain); by default that of the clients"
     )
-    path: str | None = Field(None, description="as `data.path`, where `name` is your own data")
-    folder: str | None = Field(None, description="as `data.folder`, for the other data set")
+    path: str | None = Field(None, description="path of the server's data set, if it is your own data; see `data.path`")
+    folder: str | None = Field(
+        None, description="folder that holds the official files of the server's data set; see `data.folder`"
+    )
     columns: Columns = Columns()
-    samples: int | None = Field(
+    samples: ImageCount | None = Field(
         None,
-        ge=0,
-        le=100_000_000,
-        strict=True,
-        description="its images, of another data set at most so many; in-domain they come from the test set, and the "
-        "rest measures accuracy; by default 1000 or half of a smaller test set, or all training images of another data "
-        "set",
+        description="number of images at the server. In-domain they are taken from the test images, and accuracy is "
+        "measured on the rest; the default is 1000, or half of a smaller test set. From another data set this is an "
+        "upper limit; the default is all of its training images",
     )
     samples_per_round: Count = Field(
-        2000, description="number of these that a round uses at most, drawn again each round"
+        2000, description="upper limit of the server's images that one round uses; each round draws them again"
     )
-    label_noise: Share = Field(0.0, description="share of the server's labels replaced by another class")
+    label_noise: Share = Field(0.0, description="share of the server's labels that are replaced by another class")
 
     @model_validator(mode="after")
     def _placed(self) -> "ServerData":
         if self.name is None and (self.path or self.folder):
-            raise ValueError("path and folder belong to another data set; say which one with name")
+            raise ValueError("path and folder belong to another data set; set name to that data set")
         _require_place(self.name, self.path, self.folder)
         return self
 
 
 class Data(Options):
-    """The clients' data set and how it is spread."""
+    """The clients' data set, and how it is spread over the clients."""
 
     name: str = Field(
         "fashion-mnist",
-        description="see `feddle data list`; for your own data `csv`, `images`, `npz`, `huggingface`",
+        description="name of the data set (see `feddle data list`), or for your own data `csv`, `images`, `npz` or "
+        "`huggingface`",
     )
-    path: str | None = Field(None, description="where your own data is: a file, or a folder of images")
-    folder: str | None = Field(None, description="where the official files are, if not to be fetched")
+    path: str | None = Field(None, description="path of your own data: a file, or a folder of images")
+    folder: str | None = Field(None, description="folder that holds the official files; by default they are downloaded")
     columns: Columns = Columns()
     test_share: Annotated[Share, Field(gt=0, lt=1)] = Field(
-        0.2,
-        description="share of the images held out, where the data names no test images; the server's come from these",
+        0.2, description="share of the images that become test images, if the data does not say which ones are"
     )
-    image_size: int = Field(32, ge=8, le=4096, strict=True, description="images are resized to this, bilinear")
+    image_size: int = Field(
+        32, ge=8, le=4096, strict=True, description="height and width to which images are resized (bilinear)"
+    )
     channels: Annotated[Literal[1, 3], BeforeValidator(no_bool)] = Field(
-        3, description="3: grey images are repeated, so that one model takes any set"
+        3, description="number of channels; with 3, a grey image is repeated in each channel"
     )
     partition: PartitionOptions = Auto()
     augmentation: Literal["none", "crop-flip"] = Field(
         "none",
-        description="of clients' training images: `none`, or `crop-flip` (shifted by up to an eighth, mirrored or not)",
+        description="random changes of the clients' training images: `none`, or `crop-flip` (shift by up to an eighth "
+        "of the size, and mirror half of the images)",
     )
     cache_mb: int = Field(
         1024,
         ge=0,
         le=1_000_000,
         strict=True,
-        description="MiB of decoded or resized images to keep, for training, test and other server images each",
+        description="memory in MiB for decoded or resized images; training images, test images and the server's "
+        "images from another data set each have this much",
     )
-    label_noise: Share = Field(0.0, description="share of the training labels replaced by another class")
-    validation: int = Field(
+    label_noise: Share = Field(0.0, description="share of the training labels that are replaced by another class")
+    validation: ImageCount = Field(
         0,
-        ge=0,
-        le=100_000_000,
-        strict=True,
-        description="number of training images taken from the clients to measure accuracy on, instead of the test "
-        "images; for choosing settings",
+        description="number of training images that are taken from the clients to measure accuracy on, instead of the "
+        "test images; for choosing settings",
     )
     server: ServerData = ServerData()
 

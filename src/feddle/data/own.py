@@ -32,7 +32,7 @@ class Own:
         return f"there is no file or folder {self.place} to read the data from; correct data.path"
 
     def fetch(self, *, quiet: bool = False) -> None:
-        """Nothing to do: the data is here or missing."""
+        """Do nothing: the data cannot be downloaded."""
 
     def digest(self) -> str:
         """See `Source`; the digest of a table includes the images that it names."""
@@ -44,11 +44,9 @@ class Own:
         if reason := self.missing():
             raise FeddleError(reason)
         if path.is_dir() != (kind in ("images", "huggingface")):
-            raise FeddleError(
-                f"data.name {kind} takes a {'file' if path.is_dir() else 'folder'}, but {path} is "
-                f"{'a folder' if path.is_dir() else 'a file'}; correct data.path, or set data.name to one of "
-                f"{', '.join(KINDS)}"
-            )
+            expected, found = ("file", "folder") if path.is_dir() else ("folder", "file")
+            wrong = f"data.name {kind} takes a {expected}, but {path} is a {found}"
+            raise FeddleError(f"{wrong}; correct data.path, or set data.name to one of {', '.join(KINDS)}")
         match kind:
             case "csv":
                 return read_csv(path, self.columns)

@@ -37,7 +37,9 @@ class Dirichlet(Options):
     """Each class is spread over the clients in Dirichlet(α) proportions."""
 
     name: Literal["dirichlet"] = "dirichlet"
-    alpha: Annotated[Positive, Field(le=1e6)] = Field(0.1, description="α: 0.1 is very uneven, 100 nearly even")
+    alpha: Annotated[Positive, Field(le=1e6)] = Field(
+        0.1, description="concentration (α): 0.1 is very uneven, 100 nearly even"
+    )
 
     def build(self, rows: Labelled, clients: int, seed: int) -> Partition:
         """Spread the classes of the rows."""
@@ -83,10 +85,8 @@ def is_natural(partition: AnyPartition, collection: Collection) -> bool:
     """Whether every client has the images that belong to it."""
     owned = collection.train.owners is not None
     if isinstance(partition, Natural) and not owned:
-        raise FeddleError(
-            f"data.partition is natural, but {collection.name} does not say which client an image belongs to; "
-            "use dirichlet or even, or add a column for it (data.columns.client)"
-        )
+        lacks = f"{collection.name} does not say which client an image belongs to"
+        raise FeddleError(f"data.partition is natural, but {lacks}; use dirichlet or even, or add a column client")
     return owned and isinstance(partition, Natural | Auto)
 
 
@@ -121,10 +121,10 @@ def by_owner(owner: Tensor, clients: int) -> Partition:
 
 
 def server_split(count: int, server: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of the server's share of a test set, and of the rest, which measures accuracy."""
+    """Indices of the server's share of a test set, and of the rest, on which accuracy is measured."""
     if not 0 <= server < count:
         raise FeddleError(
-            f"data.server.samples must leave some of the {count} test images for measuring accuracy, got {server}"
+            f"data.server.samples must leave some of the {count} test images for evaluation, got {server}"
         )
     return drawn_split(count, server, seed)
 

@@ -1,6 +1,7 @@
-"""Image files: an index in memory. Images are decoded when used, and kept as long as the memory limit allows."""
+"""Image files: only their names are in memory. Images are decoded when used, and kept if the memory limit allows."""
 
 import io
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ def decode_picture(source: Path | io.BytesIO, size: int, channels: int, name: st
     try:
         with Image.open(source) as image:
             if image.mode[0] in "IF":
-                raise FeddleError(f"the image {name} has more than 8 bits a channel; save it with 8")
+                raise FeddleError(f"the image {name} has more than 8 bits per channel; save it with 8")
             mode = "L" if channels == 1 else "RGB"
             image.draft(mode, (2 * size, 2 * size))  # decodes a JPEG no larger than needed
             shown = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
@@ -83,70 +84,52 @@ def decode_picture(source: Path | io.BytesIO, size: int, channels: int, name: st
         raise
     except Exception as error:  # a broken file can make a decoder raise nearly anything
         reason = str(error).replace(f" {name!r}", "")
-        raise FeddleError(f"cannot read the image {name} ({reason}); mend it or leave it out") from error
+        raise FeddleError(f"cannot read the image {name} ({reason}); repair it or leave it out") from error
     return pixels.reshape(size, size, channels).permute(2, 0, 1)
-
-
-class Memory:
-    """Decoded images, kept in pages that all workers share; what was never decoded takes no memory.
-
-    It has room for the first images of an index, as many as `limit` bytes hold; the others are decoded each time.
-    """
-
-    def __init__(self, count: int, shape: tuple[int, int, int], limit: int) -> None:
-        each = shape[0] * shape[1] * shape[2]
-        self.room = min(count, limit // each)
-        self._pixels = _shared(self.room * each).reshape(self.room, *shape)
-        self._there = _shared(self.room)
-
-    def known(self, index: Tensor) -> Tensor:
-        """Which of these images are kept."""
-        known = index < self.room
-        known[known.clone()] = self._there[index[known]].bool()
-        return known
-
-    def get(self, index: Tensor) -> Tensor:
-        """Images that are kept, (n, C, H, W)."""
-        return self._pixels[index]
-
-    def put(self, index: int, pixels: Tensor) -> None:
-        """Keep an image if there is room; two workers may put the same one, with the same bytes."""
-        if index < self.room:
-            self._pixels[index] = pixels
-            self._there[index] = 1  # last, so that nobody reads half an image
-
-
-def _shared(size: int) -> Tensor:
-    if not size:  # mmap refuses a size of 0
-        return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
 class PictureExamples:
-    """Pictures with labels as examples, made into floats in [−1, 1] as `Images` are."""
+    """Pictures with labels as examples, made into floats in [−1, 1] as `Images` are.
+
+    The first images of the index are kept once they are decoded, as many as fit; the others are decoded each time. The
+    memory is shared by all workers, and pages that were never written take no room.
+    """
 
     pictures: Pictures
     labels: Tensor
     channels: int
     size: int
-    memory: Memory
+    kept: Tensor  # bytes (room, channels, size, size)
+    there: Tensor  # (room,): whether each of these was decoded
 
     @classmethod
     def of(cls, pictures: Pictures, labels: Tensor, channels: int, size: int, limit: int) -> "PictureExamples":
         """Examples that keep at most `limit` bytes of decoded images."""
-        return cls(pictures, labels, channels, size, Memory(len(pictures), (channels, size, size), limit))
+        shape = (channels, size, size)
+        room = min(len(pictures), limit // math.prod(shape))
+        return cls(pictures, labels, channels, size, _shared(room, *shape), _shared(room))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """See `Examples`."""
+        room = len(self.there)
+        known = index < room
+        known[known.clone()] = self.there[index[known]].bool()
         pixels = torch.empty((len(index), self.channels, self.size, self.size), dtype=torch.uint8)
-        known = self.memory.known(index)
-        pixels[known] = self.memory.get(index[known])
+        pixels[known] = self.kept[index[known]]
         for row in (~known).nonzero().flatten().tolist():
             i = int(index[row])
             pixels[row] = self.pictures.decode(i, self.size, self.channels)
-            self.memory.put(i, pixels[row])
+            if i < room:  # two workers may write the same image, with the same bytes
+                self.kept[i] = pixels[row]
+                self.there[i] = 1  # last, so that no worker reads half an image
         return normalised(pixels, self.channels), self.labels[index]
+
+
+def _shared(*shape: int) -> Tensor:
+    if not (size := math.prod(shape)):  # which mmap refuses
+        return torch.empty(shape, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8).reshape(shape)

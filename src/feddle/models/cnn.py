@@ -16,10 +16,12 @@ class CnnOptions(ModelOptions):
     """The paper's CNN: three convolutions, two linear layers."""
 
     name: Literal["cnn"] = "cnn"
-    channels: Annotated[tuple[Count, ...], Field(min_length=1)] = Field((32, 64, 64), description="of the convolutions")
-    hidden: Count = Field(512, description="width of the first linear layer")
-    padding: bool = Field(True, description="whether convolutions keep the image's size")
-    pools: int = Field(3, ge=0, le=1000, strict=True, description="2×2 pooling follows this many of the convolutions")
+    channels: Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
+        (32, 64, 64), description="output channels of each convolution"
+    )
+    hidden: Count = Field(512, description="outputs of the first linear layer")
+    padding: bool = Field(True, description="whether the convolutions keep the height and width")
+    pools: int = Field(3, ge=0, le=1000, strict=True, description="number of convolutions that 2×2 pooling follows")
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:  # noqa: ARG002
         """See `ModelOptions`."""

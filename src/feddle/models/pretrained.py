@@ -16,14 +16,16 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # options that pretrained models share
 Pretrained = Annotated[
-    bool, Field(description="start from ImageNet weights (`feddle weights list`), with a new head; else at random")
+    bool, Field(description="whether to start from ImageNet weights (`feddle weights list`) with a new head")
 ]
-WeightsFolder = Annotated[str | None, Field(description="where the official weights are, if not to be fetched")]
+WeightsFolder = Annotated[
+    str | None, Field(description="folder that holds the official weights; by default they are downloaded")
+]
 BatchNorm = Annotated[
     Literal["average", "fixed"],
     Field(
-        description="running statistics: `average` those of the arrivals, or `fixed` as they came with the weights, "
-        "in training too"
+        description="running statistics: `average` (the mean of the clients' statistics) or `fixed` (those of the "
+        "pretrained weights, in training too)"
     ),
 ]
 
@@ -70,7 +72,7 @@ class FixedBatchNorm2d(nn.Module):
 def input_layer(name: str, image_size: int, channels: int, weights: Source[Mapping[str, Tensor]] | None) -> nn.Module:
     """The layer that prepares images for an ImageNet model, after a check of their size and channels."""
     if image_size < 32:
-        raise FeddleError(f"{name} takes images from 32×32 up; raise data.image_size (now {image_size})")
+        raise FeddleError(f"{name} needs images of at least 32×32, got {image_size}; raise data.image_size")
     if weights is None:
         return nn.Identity()
     if channels != 3:
@@ -96,7 +98,7 @@ def adopt(model: nn.Module, weights: Mapping[str, Tensor], head: str) -> None:
     wanted = {n for n, t in own.items() if t.is_floating_point() and not n.startswith(f"{head}.")}
     wrong = sorted(wanted ^ body.keys()) or [n for n in sorted(wanted) if own[n].shape != body[n].shape]
     if wrong:
-        raise FeddleError(f"the weights are of another model: they do not agree about {wrong[0]}")
+        raise FeddleError(f"the weights are of another model: {wrong[0]} does not match")
     model.load_state_dict(body, strict=False)
 
 

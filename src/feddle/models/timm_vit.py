@@ -35,10 +35,8 @@ def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
         side = isqrt(state["pos_embed"].shape[1] - 1)
         hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError) as error:
-        raise FeddleError(
-            f"timm's {settings['architecture']} is not a plain ViT (expected {error}); save it with transformers "
-            "instead"
-        ) from error
+        name = f"timm's {settings['architecture']}"
+        raise FeddleError(f"{name} is not a plain ViT (expected {error}); save it with transformers instead") from error
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[1] for name in state if name.startswith("blocks.")}),
@@ -65,8 +63,6 @@ def state_from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif layer in _NAMES and _NAMES[layer].startswith("vit.") != bool(block):
             renamed[f"{prefix}{_NAMES[layer]}{kind}"] = tensor
         elif block or layer != "head":
-            raise FeddleError(
-                f"the checkpoint in timm's layout holds {name}, which a plain ViT does not have; "
-                "save it with transformers and name that folder"
-            )
+            unknown = f"the checkpoint in timm's layout holds {name}, which a plain ViT does not have"
+            raise FeddleError(f"{unknown}; save the model with transformers and use that folder")
     return renamed

@@ -147,9 +147,7 @@ def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
     fresh = {n for n in missing if ".pooler." in n}
     wrong = sorted((missing - fresh) | {n for n, *_ in loading["mismatched_keys"] if n.startswith(base)})
     if wrong:
-        raise FeddleError(
-            f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or has another shape"
-        )
+        raise FeddleError(f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or misshaped")
     return fresh
 
 
@@ -186,10 +184,8 @@ def _query_and_value(model: nn.Module, folder: Path) -> list[str]:
     ends = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     found = [name for name in _QUERY_AND_VALUE if name in ends]
     if not found:
-        raise FeddleError(
-            f"the model in {folder} has no layers called query and value; choose layers with "
-            f"model.lora.target_modules, such as {', '.join(sorted(ends)[:4])}"
-        )
+        others = ", ".join(sorted(ends)[:4])
+        raise FeddleError(f"{folder} has no layers query and value; set model.lora.target_modules, such as {others}")
     return found
 
 
@@ -207,9 +203,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FeddleError(
-            f"there is no {file}; set model.path to a folder with config.json and safetensors, as transformers saves it"
-        ) from error
+        raise FeddleError(f"there is no {file}; set model.path to a folder that transformers saved") from error
     except ValueError as error:
         raise FeddleError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(settings, dict):

@@ -65,10 +65,8 @@ class Fetched(ABC):
         """The tensors, fetched first if the cache does not hold them."""
         folder = self.folder and expanded(self.folder)
         if folder and not folder.is_dir():  # refused even when the cache has the content: it may be a typo
-            raise FeddleError(
-                f"there is no folder {self.folder} to read {self.name} from; correct {self.folder_option} (--folder) "
-                "or leave it out"
-            )
+            option = f"{self.folder_option} (--folder)"
+            raise FeddleError(f"there is no folder {self.folder} to read {self.name} from; correct or omit {option}")
         return obtain(self, folder, Reporter(quiet=quiet))
 
     def is_here(self) -> bool:
@@ -129,10 +127,8 @@ def obtain(wanted: Fetched, folder: Path | None, reporter: Reporter) -> Tensors:
                 # Not save_file: it makes the file private, and a cache may be shared.
                 write_whole(wanted.file, save(found, wanted.label(found)))
     except OSError as error:
-        raise FeddleError(
-            f"cannot write {wanted.name} to the cache folder {cache} ({error}): "
-            "set FEDDLE_DATA to a folder with room that you may write to"
-        ) from error
+        failed = f"cannot write {wanted.name} to the cache folder {cache} ({error})"
+        raise FeddleError(f"{failed}; set FEDDLE_DATA to a writable folder with enough space") from error
     return found
 
 

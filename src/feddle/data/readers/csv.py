@@ -26,12 +26,12 @@ TRAIN, TEST, SERVER = ("train", "training"), ("test", "val", "valid", "validatio
 
 
 class Columns(Options):
-    """What the columns of a CSV file or a Hugging Face dataset are called; by default one of the usual names."""
+    """Names of the columns of a CSV file or a Hugging Face dataset; by default one of the usual names."""
 
-    image: str | None = Field(None, description="the image, or its path; usually `path` or `image`")
-    label: str | None = Field(None, description="the class; usually `label`")
-    client: str | None = Field(None, description="the client that owns the image; usually `client`; it may be missing")
-    split: str | None = Field(None, description="`train`, `test` or `server`; usually `split`; it may be missing")
+    image: str | None = Field(None, description="column of the image or its path; usually `path` or `image`")
+    label: str | None = Field(None, description="column of the class; usually `label`")
+    client: str | None = Field(None, description="column of the client that owns the image; usually `client`; optional")
+    split: str | None = Field(None, description="column with `train`, `test` or `server`; usually `split`; optional")
 
     def find(self, column: Column, present: Sequence[str], source: str, *, needed: bool = True) -> str | None:
         """The name of a column among those present; None if it is neither there nor needed."""
@@ -40,7 +40,7 @@ class Columns(Options):
         if found is None and (needed or said):
             looked = repr(said) if said else " or ".join(USUAL[column])
             hint = f"{did_you_mean(said or column, present)} It has {', '.join(present) or 'none'}".lstrip()
-            raise FeddleError(f"{source} has no column {looked}: {hint}; say which one with data.columns.{column}")
+            raise FeddleError(f"{source} has no column {looked}: {hint}; set data.columns.{column} to the right one")
         return found
 
 
@@ -68,22 +68,18 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
             reader = csv.reader(file, delimiter=max(",;\t", key=first.count), strict=True)
             rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FeddleError(f"cannot read {path} as a CSV file in UTF-8 ({error}); save it anew as one") from error
+        raise FeddleError(f"cannot read {path} as a CSV file in UTF-8 ({error}); save it in that format") from error
     if len(rows) < 2:
         what = "is empty" if not rows else "has a header but no rows"
-        raise FeddleError(
-            f"{path} {what}; it should have a line of column names (path,label,client), then one an image"
-        )
+        raise FeddleError(f"{path} {what}; it needs a line of column names (path,label,client), then a line per image")
     (_, header), *table = rows
     for line, row in table:
         if len(row) != len(header):
-            raise FeddleError(
-                f"{path}: line {line} has {len(row)} values, but the header names {len(header)} columns; "
-                "put values with commas in quotes"
-            )
+            found = f"{len(row)} values, but the header names {len(header)} columns"
+            raise FeddleError(f"{path}: line {line} has {found}; put values with commas in quotes")
     names = [name.strip() for name in header]
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise FeddleError(f"{path} has two columns {twice[0]!r}; give each a name of its own")
+        raise FeddleError(f"{path} has two columns {twice[0]!r}; rename one of them")
     return names, table
 
 

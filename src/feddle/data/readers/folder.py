@@ -52,9 +52,7 @@ def _class_folders(root: Path) -> tuple[list[str], list[str]]:
     for folder in folders:
         inside = sorted(_image_files(root / folder))
         if not inside:
-            raise FeddleError(
-                f"{root / folder} holds no images ({', '.join(ENDINGS[:3])}, …); add some, or remove the folder"
-            )
+            raise FeddleError(f"{root / folder} holds no images (.jpg, .png, …); add some, or remove the folder")
         names += [f"{folder}/{name}" for name in inside]
         labels += [folder] * len(inside)
     return names, labels

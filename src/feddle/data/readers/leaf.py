@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +22,13 @@ from feddle.data.readers.files import Unusable
 FEMNIST_CLASSES = 40  # the paper keeps the first 40 of LEAF's 62: digits, capitals and a to d
 _SIDE = 28
 
-
-@dataclass
-class _Rows:
-    """What the files hold, gathered: a row an image."""
-
-    images: list[Any] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
-    test: list[bool] = field(default_factory=list)
-    people: dict[str, int] = field(default_factory=dict)
-
-    def add(self, user: str, images: list[Any], labels: list[int], *, test: bool) -> None:
-        """A person's images."""
-        self.images += images
-        self.labels += labels
-        self.owners += [self.people.setdefault(user, len(self.people))] * len(labels)
-        self.test += [test] * len(labels)
+Convert = Callable[[list[Any], list[int], Path], tuple[list[Any], list[int]]]  # images and labels of one person
 
 
 def read_femnist(place: Path) -> Collection:
-    """Handwritten characters, a client a person.
+    """Handwritten characters; each person is a client.
 
-    The files are gigabytes of text, so what they hold is kept in the cache, under a digest of their names, sizes and
+    The files are gigabytes of text, so their content is kept in the cache, under a digest of their names, sizes and
     times.
     """
     files = _files(place)
@@ -63,48 +46,55 @@ def read_femnist(place: Path) -> Collection:
 
 
 def _decode_femnist(files: list[tuple[bool, Path]]) -> dict[str, Tensor]:
-    rows = _Rows()
-    for test, path in files:
-        for user, images, labels in _people(path):
-            chosen = [i for i, label in enumerate(labels) if label < FEMNIST_CLASSES]
-            pixels = _characters([images[i] for i in chosen], path)
-            rows.add(user, [pixels] if len(chosen) else [], [labels[i] for i in chosen], test=test)
-    return {
-        "images": torch.from_numpy(np.concatenate(rows.images) if rows.images else np.empty((0, 1, _SIDE, _SIDE))),
-        "labels": torch.tensor(rows.labels),
-        "owners": torch.tensor(rows.owners),
-        "test": torch.tensor(rows.test, dtype=torch.uint8),
-    }
+    images, labels, owners, test = _gather(files, _characters)
+    pixels = np.concatenate(images) if images else np.empty((0, 1, _SIDE, _SIDE))
+    return {"images": torch.from_numpy(pixels), "labels": labels, "owners": owners, "test": test}
 
 
-def _characters(images: list[Any], path: Path) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    """Lists of 784 numbers from 0 to 1 as bytes (n, 1, 28, 28)."""
+def _characters(images: list[Any], labels: list[int], path: Path) -> tuple[list[Any], list[int]]:
+    """Lists of 784 numbers from 0 to 1 as one array of bytes (n, 1, 28, 28), without the classes that are left out."""
+    chosen = [i for i, label in enumerate(labels) if label < FEMNIST_CLASSES]
     try:
-        values = np.array(images, dtype=np.float64).reshape(-1, 1, _SIDE, _SIDE)
+        values = np.array([images[i] for i in chosen], dtype=np.float64).reshape(-1, 1, _SIDE, _SIDE)
     except (ValueError, TypeError) as error:
         raise Unusable(f"{path.name} should hold images of {_SIDE * _SIDE} numbers") from error
     if values.size and not (values.min() >= 0 and values.max() <= 1):
         raise Unusable(f"{path.name} should hold pixels from 0 to 1")
-    return np.rint(values * 255).astype(np.uint8)
+    return [np.rint(values * 255).astype(np.uint8)], [labels[i] for i in chosen]
+
+
+def _file_names(images: list[Any], labels: list[int], path: Path) -> tuple[list[Any], list[int]]:
+    if not all(isinstance(name, str) for name in images):
+        raise Unusable(f"{path.name} should name image files")
+    return images, labels
 
 
 def read_celeba(place: Path) -> Collection:
-    """Faces that smile or do not, a client a person; the JSON names the files."""
+    """Faces that smile or do not; each person is a client. The JSON files name the image files."""
     require_pillow("celeba")
-    rows = _Rows()
-    for test, path in _files(place):
-        for user, images, labels in _people(path):
-            rows.add(user, images, labels, test=test)
-    if not all(isinstance(name, str) for name in rows.images):
-        raise Unusable("the JSON should name image files")
+    names, labels, owners, test = _gather(_files(place), _file_names)
     places = [root / "img_align_celeba" for root in (place, place / "raw", place / "data" / "raw")]
     folder = next((p for p in (*(p / p.name for p in places), *places) if p.is_dir()), None)
     if folder is None:
         raise Unusable("it holds no folder raw/img_align_celeba")
-    files = Files.of(folder.resolve(), rows.images)
+    files = Files.of(folder.resolve(), names)
     files.require()
-    labelled = Labelled(files, torch.tensor(rows.labels), torch.tensor(rows.owners))
-    return divided("celeba", labelled, torch.tensor(rows.test), 2)
+    return divided("celeba", Labelled(files, labels, owners), test, 2)
+
+
+def _gather(files: list[tuple[bool, Path]], convert: Convert) -> tuple[list[Any], Tensor, Tensor, Tensor]:
+    """The converted images of all people, and for each image its label, its owner and whether it is for the test."""
+    images: list[Any] = []
+    rows: list[tuple[int, int, bool]] = []
+    people: dict[str, int] = {}
+    for test, path in files:
+        for user, held, given in _people(path):
+            converted, chosen = convert(held, given, path)
+            images += converted
+            owner = people.setdefault(user, len(people))
+            rows += [(label, owner, test) for label in chosen]
+    labels, owners, tests = (column.clone() for column in torch.tensor(rows, dtype=torch.int64).reshape(-1, 3).T)
+    return images, labels, owners, tests
 
 
 def _files(place: Path) -> list[tuple[bool, Path]]:
@@ -122,15 +112,12 @@ def _people(path: Path) -> Iterator[tuple[str, list[Any], list[int]]]:
     """Each user of a file with its images and labels, checked against the counts in the file."""
     try:
         content = json.loads(path.read_bytes())
-        counts = zip(content["users"], content["num_samples"], strict=True)
-        for user, count in counts:
+        for user, count in zip(content["users"], content["num_samples"], strict=True):
             data = content["user_data"][user]
             images, labels = data["x"], [int(label) for label in data["y"]]
             if not len(images) == len(labels) == count:
-                raise Unusable(
-                    f"{path.name} says that {user} has {count} samples, but holds {len(images)} "
-                    f"with {len(labels)} labels"
-                )
+                found = f"holds {len(images)} with {len(labels)} labels"
+                raise Unusable(f"{path.name} says that {user} has {count} samples, but {found}")
             if labels and min(labels) < 0:
                 raise Unusable(f"{path.name} gives {user} the label {min(labels)}")
             yield str(user), images, labels

@@ -38,10 +38,8 @@ def read_npz(path: Path) -> Collection:
     }
     sizes = {part: len(images) for part, (images, _, _) in held.items() if images is not None}
     if "train" not in sizes:
-        raise FeddleError(
-            f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold images and labels (and clients, split), or "
-            "train_images, train_labels, test_images and test_labels"
-        )
+        usual = "images and labels, or train_images, train_labels, test_images and test_labels"
+        raise FeddleError(f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {usual}")
     columns = [[held[part][i] for part in sizes] for i in range(len(_PARTS))]
     if any(column is not None for column in columns[2]):  # where no client is named, the images are nobody's
         each = zip(columns[2], sizes.values(), strict=True)
@@ -60,7 +58,7 @@ def _joined(path: Path, parts: Sequence[Array | None]) -> Array | None:
         return None
     for other in arrays[1:]:
         if other.shape[1:] != arrays[0].shape[1:]:
-            raise FeddleError(f"{path}: what is in train has the shape {arrays[0].shape}, elsewhere {other.shape}")
+            raise FeddleError(f"{path}: an array of train has the shape {arrays[0].shape}, but another {other.shape}")
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
@@ -68,7 +66,7 @@ def _from_arrays(
     path: Path, images: Array | None, labels: Array | None, clients: Array | None, splits: Array | None
 ) -> Collection:
     if images is None or labels is None:
-        raise FeddleError(f"{path} has {'no labels' if labels is None else 'no images'} beside the rest; add an array")
+        raise FeddleError(f"{path} has no {'labels' if labels is None else 'images'}; add that array")
     columns = {"labels": labels, "clients": clients, "split": splits}
     flat: dict[str, list[str] | None] = {}
     for name, column in columns.items():
@@ -94,7 +92,5 @@ def _pixels(path: Path, images: Array) -> Tensor:
         return torch.from_numpy(images)
     if images.ndim == 4 and images.shape[3] in (1, 3):
         return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-    raise FeddleError(
-        f"{path}: images should have the shape (n, height, width), with 1 or 3 channels last or after n, "
-        f"not {images.shape}"
-    )
+    usual = "(n, height, width), with 1 or 3 channels last or after n"
+    raise FeddleError(f"{path}: images should have the shape {usual}, not {images.shape}")

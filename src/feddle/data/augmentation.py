@@ -1,4 +1,4 @@
-"""Random changes of clients' training images, a batch at a time, drawn from the job's own generator."""
+"""Random changes of clients' training images, one batch at a time, drawn from the job's own generator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Labelled examples that can be taken in batches, whatever they are stored as."""
+"""Labelled examples that are read in batches, from any storage."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images kept as bytes (n, C, H, W), made into floats in [−1, 1] a batch at a time.
+    """Images kept as bytes (n, C, H, W), converted to floats in [−1, 1] one batch at a time.
 
     Grey images are repeated over `channels`, so that one model takes any set. Batches come in channels_last. With
     `size`, a batch is resized when it is taken, so that a large set can stay as it is on disk.

@@ -43,7 +43,7 @@ _FIRST, _LAST = 32, 1280
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel on its own, and narrow again, beside a shortcut where the shapes agree."""
+    """Widen, filter each channel separately, narrow again; with a shortcut where the shapes match."""
 
     def __init__(self, width: int, out: int, stride: int, expansion: int) -> None:
         super().__init__()

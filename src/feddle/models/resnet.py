@@ -30,7 +30,7 @@ class ResNet18Options(ModelOptions):
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions beside a shortcut."""
+    """Two 3×3 convolutions with a shortcut."""
 
     def __init__(self, width: int, out: int, stride: int) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ def labelled_rows(
     clients: Sequence[str] | None,
     splits: Sequence[str] | None,
 ) -> Collection:
-    """Classes and clients numbered in the order of their names; an empty client is nobody."""
+    """Classes and clients numbered in the order of their names; an empty client means that nobody owns the image."""
     if "" in labels:
         raise FeddleError(f"{name}: row {list(labels).index('')} (from 0) has no label; add it or leave the row out")
     numbers, classes = ranks(labels)

@@ -41,7 +41,7 @@ def read_npz(path: Path) -> Collection:
         usual = "images and labels, or train_images, train_labels, test_images and test_labels"
         raise FeddleError(f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {usual}")
     columns = [[held[part][i] for part in sizes] for i in range(len(_PARTS))]
-    if any(column is not None for column in columns[2]):  # where no client is named, the images are nobody's
+    if any(column is not None for column in columns[2]):  # images without a client belong to nobody
         each = zip(columns[2], sizes.values(), strict=True)
         columns[2] = [np.full(size, "") if column is None else column.astype(str) for column, size in each]
     images, labels, clients = (_joined(path, parts) for parts in columns)

@@ -12,14 +12,14 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from variants import OUTSIDE
 
-from feddle.core.search import Found, Objective, SearchSpace, full_pass
+from feddle.core.search import Found, Objective, SearchSpace, SearchTask, full_pass
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
 from feddle.run.load import load_config
@@ -70,11 +70,9 @@ class Probing:
         self.reference = TaskObjective(self.run.problem.model, self.run.layout, test, samples_per_round=3000)
         self.test = test
 
-    def __call__(
-        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
-    ) -> Found:
+    def __call__(self, task: SearchTask) -> Found:
         """See `Search`."""
-        del objective
+        space, start, seed = task.space, task.start, task.seed
         self.seen += 1
         if self.seen % self.every == 0:
             point = space.point(start)
@@ -83,7 +81,7 @@ class Probing:
             for name, candidate in self.candidates.items():
                 candidate.begin(point, seed + 1)  # other images than the reference's
                 cosine = torch.cosine_similarity(self._slope(candidate, space, start), true, dim=0)
-                found = SEARCH(space, candidate, start, regularisation=regularisation, seed=seed)
+                found = SEARCH(replace(task, objective=candidate))
                 gain = self._accuracy(space, found.coefficients) - before
                 self.rows[name].append((float(cosine), 100 * gain))
         return Found(start, 0.0)

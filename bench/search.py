@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from feddle.core.layout import Layout, Weights
 from feddle.core.packed import Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
-from feddle.core.search import SearchSpace
+from feddle.core.search import SearchSpace, SearchTask
 from feddle.data.examples import Images
 from feddle.methods.feddle.search import PaperSearch
 from feddle.models.cnn import CNN
@@ -61,7 +61,7 @@ def contestants(
     search = PaperSearch(lr=1e-3, epochs=1, batch_size=32)
     recipe = Recipe(lr=1e-5, epochs=1, batch_size=32)
     return (
-        lambda: search(space, objective, torch.zeros(anchors), regularisation=0.0, seed=0),
+        lambda: search(SearchTask(space, objective, torch.zeros(anchors))),
         lambda: train(model, data, recipe, seed=0),
     )
 

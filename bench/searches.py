@@ -20,7 +20,7 @@ import torch._dynamo  # otherwise L-BFGS's first step imports it, and its time i
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from feddle.core.search import Found, Objective, Search, SearchSpace, full_pass
+from feddle.core.search import Found, Objective, Search, SearchSpace, SearchTask, full_pass
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.run.load import load_config
@@ -43,16 +43,15 @@ class GaussNewtonSearch:
     sample: int = 256
     damping: float = 1e-3
 
-    def __call__(
-        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
-    ) -> Found:
+    def __call__(self, task: SearchTask) -> Found:
         """Search."""
+        space, objective, start, regularisation = task.space, task.objective, task.start, task.regularisation
         assert isinstance(objective, TaskObjective)
         coefficients = start.clone()
         loss, gradient = full_pass(objective, space.point(coefficients), 250)
-        chosen = torch.randperm(len(objective), generator=torch.Generator().manual_seed(seed))[: self.sample]
+        chosen = torch.randperm(len(objective), generator=torch.Generator().manual_seed(task.seed))[: self.sample]
         for _ in range(self.iterations):
-            slope = space.project(gradient) + regularisation * (coefficients - start)
+            slope = task.slope(coefficients, gradient)
             curvature = self._curvature(space, objective, coefficients, chosen)
             damping = self.damping * curvature.diagonal().mean() + regularisation
             step = torch.linalg.solve(curvature + damping * torch.eye(len(start)), -slope)
@@ -114,19 +113,16 @@ class Comparing:
     rows: dict[str, list[tuple[float, float, float]]] = field(default_factory=lambda: defaultdict(list))
     seen: int = 0
 
-    def __call__(
-        self, space: SearchSpace, objective: Objective, start: Tensor, *, regularisation: float, seed: int
-    ) -> Found:
+    def __call__(self, task: SearchTask) -> Found:
         """See `Search`."""
         self.seen += 1
         if self.seen in self.merges:
-            self._note("the start c′", space, objective, start, 0.0)
+            self._note("the start c′", task.space, task.objective, task.start, 0.0)
             for name, search in CANDIDATES.items():
                 began = time.process_time()
-                found = search(space, objective, start, regularisation=regularisation, seed=seed)
-                self._note(name, space, objective, found.coefficients, time.process_time() - began)
-        paper = next(iter(CANDIDATES.values()))
-        return paper(space, objective, start, regularisation=regularisation, seed=seed)
+                found = search(task)
+                self._note(name, task.space, task.objective, found.coefficients, time.process_time() - began)
+        return next(iter(CANDIDATES.values()))(task)
 
     def _note(self, name: str, space: SearchSpace, objective: Objective, at: Tensor, seconds: float) -> None:
         point = space.point(at)

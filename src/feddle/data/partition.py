@@ -78,7 +78,9 @@ class Auto(Options):
 
 
 AnyPartition = Auto | Dirichlet | Even | Natural
-PartitionOptions = Annotated[AnyPartition, Discriminator("name"), choice("dirichlet")]
+PartitionOptions = Annotated[
+    AnyPartition, Discriminator("name"), choice("dirichlet"), Field(description="how examples are assigned to clients")
+]
 
 
 def is_natural(partition: AnyPartition, collection: Collection) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Discriminator
+from pydantic import Discriminator, Field
 
 from feddle.models.cnn import CnnOptions
 from feddle.models.mobilenet import MobileNetV2Options
@@ -11,4 +11,4 @@ from feddle.models.transformers import TransformersOptions
 from feddle.options import choice
 
 AnyModel = CnnOptions | ResNet18Options | MobileNetV2Options | TransformersOptions
-Model = Annotated[AnyModel, Discriminator("name"), choice("cnn")]
+Model = Annotated[AnyModel, Discriminator("name"), choice("cnn"), Field(description="the model that is trained")]

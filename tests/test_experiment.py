@@ -509,7 +509,8 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: 
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
-    while not (out / "history.jsonl").exists() and time.monotonic() < deadline:
+    history = out / "history.jsonl"
+    while not (history.exists() and history.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
     _, stderr = running.communicate(timeout=60)

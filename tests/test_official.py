@@ -351,7 +351,7 @@ def test_data_list_names_them_and_says_which_are_here(data: Path) -> None:
     lines = run_feddle("data", "list").out.splitlines()
     listed = {line.split()[0]: line.split()[-1] for line in lines if "your own files" in line}
     assert listed == {"cifar-100": "yes", "femnist": "no", "celeba": "no", "isic-2019": "no", "imagenet": "no"}
-    assert "iles of your own needed" in lines[-1]
+    assert "explains where to get the files" in lines[-1]
     said = run_feddle("data", "fetch", "cifar-100")
     assert (said.code, said.out) == (0, f"{data / 'cifar-100'}\n")
 

@@ -1345,7 +1345,7 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
         wait_for(lambda: all(process.poll() is not None for process in ended), 150, federation, "two refusals")
         assert "refused this node: its key is not registered (`flwr supernode register" in federation.log("node-2")
         assert "does not match" in federation.log("node-3")
-        assert "take the federation's own ca.crt" in federation.log("node-3")
+        assert "use the federation's own ca.crt" in federation.log("node-3")
         assert [process.returncode for process in ended] == [2, 2]
         assert federation.processes["node-1"].poll() is None
 

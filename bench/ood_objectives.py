@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from variants import OUTSIDE
 
-from feddle.core.search import Found, Objective, SearchSpace, SearchTask, full_pass
+from feddle.core.atlas import SearchSpace
+from feddle.core.search import Found, Objective, SearchTask, full_pass
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
 from feddle.run.load import load_config

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from feddle.core.atlas import SearchSpace
 from feddle.core.layout import Layout, Weights
 from feddle.core.packed import Int8Rows, SparseRows
 from feddle.core.rows import FloatRows, Rows
-from feddle.core.search import SearchSpace, SearchTask
+from feddle.core.search import SearchTask
 from feddle.data.examples import Images
 from feddle.methods.feddle.search import PaperSearch
 from feddle.models.cnn import CNN

@@ -20,7 +20,8 @@ import torch._dynamo  # otherwise L-BFGS's first step imports it, and its time i
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from feddle.core.search import Found, Objective, Search, SearchSpace, SearchTask, full_pass
+from feddle.core.atlas import SearchSpace
+from feddle.core.search import Found, Objective, Search, SearchTask, full_pass
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.run.load import load_config

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from command import PYTHON, run_process
-from feddle.core.atlas import Atlas, Eviction
+from feddle.core.atlas import Atlas, Eviction, SearchSpace
 from feddle.core.batches import mini_batches
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights, find_head
 from feddle.core.messages import Job
 from feddle.core.rows import FloatRows
-from feddle.core.search import SearchSpace, SearchTask, full_pass
+from feddle.core.search import SearchTask, full_pass
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.core.staleness import polynomial, staleness_weight
 from feddle.data.examples import Examples

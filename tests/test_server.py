@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.methods.fedavg import FedAvg
 from feddle.server import Server
@@ -242,3 +244,13 @@ def test_a_restored_server_goes_on_the_same() -> None:
         [arrival], _ = one.advance()
         assert arrival.staleness == 1
         assert close(one.model.vector, 1.0, 4.0, 0.0)
+
+
+def test_a_strategy_that_returns_something_else_is_named() -> None:
+    class Wrong:
+        def merge(self, model: Weights, arrivals: Any, round: int) -> Any:  # noqa: ARG002
+            return model
+
+    core = Server(weights(0.0, 0.0, 0.0), Wrong())
+    with pytest.raises(FeddleError, match=r"Wrong\.merge must return feddle\.Merged\(weights, notes\), got Weights"):
+        core.advance()

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import feddle
-from feddle.core.atlas import Atlas
+from feddle.core.atlas import Atlas, SearchSpace
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.rows import FloatRows
-from feddle.core.search import Objective, SearchSpace, SearchTask, full_pass, smoothness
+from feddle.core.search import Objective, SearchTask, full_pass, smoothness
 from feddle.core.state import load, save
 from feddle.data.examples import FromDataset, Images, Rotated, draw
 from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback

@@ -73,15 +73,18 @@ def _models_in(hint: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(inner)
 
 
-def choice(default: str) -> BeforeValidator:
+def choice(default: str | None) -> BeforeValidator:
     """A validator for a choice between options classes, which are distinguished by `name`.
 
-    A bare name selects a class with its defaults (`method: fedbuff`). Options without a name belong to `default`.
+    A bare name selects a class with its defaults (`method: fedbuff`). Options without a name belong to `default`,
+    or are refused if there is none.
     """
 
     def named(value: Any) -> Any:
         if isinstance(value, str):
             return {"name": value}
+        if isinstance(value, dict) and default is None and "name" not in value:
+            raise ValueError("options without a name; add one, such as {name: surrogate, ...}")
         return {"name": default, **value} if isinstance(value, dict) else value
 
     return BeforeValidator(named)

@@ -11,8 +11,9 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from feddle.core.checks import fault_of_form, fault_of_values, is_job, norm
+from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival, Job, Update
+from feddle.core.messages import Arrival, Job, Merged, Update
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import Strategy, state_of
 from feddle.options import Options, no_bool
@@ -142,7 +143,10 @@ class Server:
     def advance(self) -> tuple[Sequence[Arrival], Mapping[str, Any]]:
         """Merge the arrivals into the next version; returns the arrivals and the strategy's notes."""
         arrivals, self._arrivals = self._arrivals, []
-        merged = self.strategy.merge(self.model, arrivals, self.version + 1)
+        merged: Any = self.strategy.merge(self.model, arrivals, self.version + 1)  # a custom one may return anything
+        if not isinstance(merged, Merged):
+            name = type(self.strategy).__name__
+            raise FeddleError(f"{name}.merge must return feddle.Merged(weights, notes), got {type(merged).__name__}")
         self.state.model, self.state.version = merged.weights, self.version + 1
         return arrivals, merged.notes
 

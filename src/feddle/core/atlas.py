@@ -1,11 +1,13 @@
 """The model atlas: a bounded set of anchors, which spans the search space."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from feddle.core.layout import Weights
 from feddle.core.messages import Job
 from feddle.core.rows import Anchors, FloatRows, Rows
 from feddle.core.state import prefixed, save
@@ -59,7 +61,7 @@ class Atlas:
         return self._rows.first(self._size)
 
     def row_scales(self) -> Tensor:
-        """r (|A|,) with r_m = median(‖a‖)/‖a_m‖, so that Ā = r ∘ A (eq. anc_normalization)."""
+        """r (|A|,) with r_m = median(‖a‖)/‖a_m‖, so that Ā = r ∘ A."""
         norms = self._norms[: self._size]
         return norms.quantile(0.5) / norms  # for an even number, the mean of the two middle ones
 
@@ -93,3 +95,30 @@ class Atlas:
         """Every tensor with one entry per anchor."""
         own = {"norms": self._norms, "scores": self._scores, "ages": self._ages, "origins": self._origins}
         return {**prefixed("rows", save(self._rows)), **own}
+
+
+@dataclass(frozen=True, eq=False)
+class SearchSpace:
+    """All models w + c·Ā, where Ā is the anchors times their scales. Ā is never built in memory.
+
+    `scales` (m,) has one number per row. A point is computed outside autograd, and a gradient is projected
+    on the anchors afterwards: one matrix-vector product each.
+    """
+
+    origin: Weights
+    anchors: Anchors
+    scales: Tensor
+
+    def point(self, coefficients: Tensor) -> Weights:
+        """w + c·Ā; the running statistics do not depend on c."""
+        return Weights(self.anchors.combine(self.origin.vector, coefficients * self.scales), self.origin.buffers)
+
+    def lengths(self) -> Tensor:
+        """‖ā_m‖ (m,)."""
+        zeros = torch.zeros_like(self.origin.vector)
+        rows = torch.diag(self.scales)
+        return torch.stack([torch.linalg.vector_norm(self.anchors.combine(zeros, row)) for row in rows])
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """∂ℓ/∂c = Ā·∂ℓ/∂w."""
+        return self.scales * self.anchors.project(gradient)

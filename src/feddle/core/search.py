@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from feddle.core.atlas import SearchSpace
 from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
-from feddle.core.rows import Anchors
 
 PASS_BATCH = 250  # examples per batch in a pass over all of them; limits the memory
 
@@ -30,33 +30,6 @@ class Objective(Protocol):
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
         """The mean loss over the examples with these indices, and its gradient (d,)."""
-
-
-@dataclass(frozen=True, eq=False)
-class SearchSpace:
-    """The affine space w + c·Ā; Ā = scales ∘ anchors is never computed.
-
-    `scales` (m,) has one number per row. A point is computed outside autograd (eq. poop), and a gradient is projected
-    on the anchors afterwards (eq. mmnn): one matrix-vector product each way.
-    """
-
-    origin: Weights
-    anchors: Anchors
-    scales: Tensor
-
-    def point(self, coefficients: Tensor) -> Weights:
-        """w + c·Ā; the running statistics do not depend on c."""
-        return Weights(self.anchors.combine(self.origin.vector, coefficients * self.scales), self.origin.buffers)
-
-    def lengths(self) -> Tensor:
-        """‖ā_m‖ (m,)."""
-        zeros = torch.zeros_like(self.origin.vector)
-        rows = torch.diag(self.scales)
-        return torch.stack([torch.linalg.vector_norm(self.anchors.combine(zeros, row)) for row in rows])
-
-    def project(self, gradient: Tensor) -> Tensor:
-        """∂ℓ/∂c = Ā·∂ℓ/∂w."""
-        return self.scales * self.anchors.project(gradient)
 
 
 @dataclass(frozen=True, eq=False)

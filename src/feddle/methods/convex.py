@@ -8,10 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddle.core.atlas import SearchSpace
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.rows import FloatRows
-from feddle.core.search import Objective, SearchSpace, SearchTask, rounded
+from feddle.core.search import Objective, SearchTask, rounded
 from feddle.core.seeds import seed_for
 from feddle.methods.feddle.search import adam_search
 from feddle.methods.strategy import BatchSize, MethodOptions, ServerEpochs, average_buffers

@@ -21,7 +21,7 @@ Late = Annotated[
 
 
 class FedAvgOptions(MethodOptions):
-    """Average the updates that arrive in time, weighted by examples."""
+    """Average the updates, weighted by examples; by default, late updates are discarded."""
 
     name: Literal["fedavg"] = "fedavg"
     late: Late = "discard"

@@ -206,8 +206,11 @@ def check_free(path: Path) -> None:
         )
 
 
-def run_config(config: Config, out: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run[Simulation]:
+def run_config(
+    config: Config, out: Path | str, listener: Listener | None = None, *, quiet: bool = False
+) -> Run[Simulation]:
     """Run a config in a new folder. If the run is interrupted, its results so far are kept."""
+    out = Path(out)
     check_free(out)
     run = simulated(config, build_problem(config, quiet=quiet), scratch=out)
     folder = RunFolder(out)

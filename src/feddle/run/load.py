@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from feddle.run.plan import Config
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> "Config":
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> "Config":
     """The config in a YAML file, with overrides such as `method.atlas_size=20` applied."""
-    return parse_config(read_yaml(path), overrides, source=str(path))
+    return parse_config(read_yaml(Path(path)), overrides, source=str(path))
 
 
 def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "config") -> "Config":

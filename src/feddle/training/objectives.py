@@ -41,7 +41,7 @@ AnyObjective = TaskOptions | SurrogateOptions | RotationOptions | ClustersOption
 ObjectiveOptions = Annotated[
     AnyObjective,
     Discriminator("name"),
-    choice("task"),
+    choice(None),
     Field(description="what the search minimises; by default `task` with in-domain data, `surrogate` otherwise"),
 ]
 

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddle.core.atlas import Atlas, Eviction
+from feddle.core.atlas import Atlas, Eviction, SearchSpace
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.core.search import Found, Objective, Observer, Search, SearchSpace, SearchTask, rounded
+from feddle.core.search import Found, Objective, Observer, Search, SearchTask, rounded
 from feddle.core.seeds import seed_for
 from feddle.methods.feddle.anchors import Anchoring, AnchorOptions, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback

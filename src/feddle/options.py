@@ -25,7 +25,7 @@ CountOrZero = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 
 
 class Options(BaseModel):
-    """Base of options: frozen. An unknown key is an error that suggests the nearest known key."""
+    """Base class of all options. Options are frozen, and an unknown key is an error that suggests the nearest one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 

@@ -33,7 +33,7 @@ class Checks(Options):
 
 @dataclass(eq=False)
 class ServerState:
-    """The state of a server, without that of its strategy."""
+    """The server's state. The strategy's state is separate."""
 
     model: Weights
     version: int = 0

@@ -14,7 +14,7 @@ LARGEST_STATISTIC = 1e30  # running mean or variance; larger ones overflow when 
 
 
 def fault_of_form(update: Update, model: Weights, digest: str) -> str | None:
-    """Why an update does not fit the model (type, layout, length, examples, metrics), or None."""
+    """The reason why an update does not fit the model (type, layout, length, examples, metrics), or None if it fits."""
     delta, buffers = update.delta, update.buffers
     if not (_is_like(delta, model.vector) and _is_like(buffers, model.buffers)):
         return "wrong type"

@@ -51,7 +51,7 @@ class FetchedData(Fetched):
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Image, training images, test images, classes and download, in words."""
+        """The columns of `feddle data list` as text: image shape, training images, test images, classes, download."""
         held = self.contents
         image = "×".join(str(n) for n in held.shape)
         return image, f"{held.train:,}", f"{held.test:,}", str(held.num_classes), f"{self.megabytes:g} MB"

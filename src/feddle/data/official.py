@@ -43,7 +43,7 @@ class OfficialData:
 
     @property
     def facts(self) -> tuple[str, ...]:
-        """Image, training images, test images, classes and download, in words."""
+        """The columns of `feddle data list` as text: image shape, training images, test images, classes, download."""
         return *self.counts, "your own files"
 
     def missing(self) -> str | None:

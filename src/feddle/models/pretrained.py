@@ -83,7 +83,7 @@ def input_layer(name: str, image_size: int, channels: int, weights: Source[Mappi
 def start_from(
     model: nn.Module, head: str, weights: Source[Mapping[str, Tensor]] | None, batchnorm: BatchNorm, *, quiet: bool
 ) -> nn.Module:
-    """The model, with pretrained weights in all but its head if there are any."""
+    """Load the pretrained weights, if there are any, into every layer except the head, and return the model."""
     if weights is not None:
         adopt(model, weights.read(quiet=quiet), head)
     if batchnorm == "fixed":

@@ -72,7 +72,7 @@ class AdaptiveOptions(Options):
     epsilon: Epsilon = 1e-8
 
     def build(self, parts: Parts) -> Anchoring:
-        """Adaptive anchors with moments of zero."""
+        """Build adaptive anchors whose moments start at zero."""
         return AdaptiveAnchors(Amsgrad.zeros(parts.bench.layout.size, parts.device), self.beta2, self.epsilon)
 
 

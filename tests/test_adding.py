@@ -94,6 +94,7 @@ def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_method_is_one_file_and_one_entry(extended: Path) -> None:
     config = extended / "toy.yaml"
     tree = {**TINY, "workers": 0, "checkpoint": {"every": 1}, "method": {"name": "toy", "lr": 0.5}}

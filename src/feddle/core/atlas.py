@@ -114,7 +114,7 @@ class SearchSpace:
         return Weights(self.anchors.combine(self.origin.vector, coefficients * self.scales), self.origin.buffers)
 
     def lengths(self) -> Tensor:
-        """‖ā_m‖ (m,)."""
+        """The norm of each normalised anchor, ‖ā_m‖ (m,)."""
         zeros = torch.zeros_like(self.origin.vector)
         rows = torch.diag(self.scales)
         return torch.stack([torch.linalg.vector_norm(self.anchors.combine(zeros, row)) for row in rows])

@@ -41,7 +41,7 @@ def fault_of_values(update: Update) -> str | None:
 
 
 def norm(update: Update) -> Tensor:
-    """‖Δ‖."""
+    """The norm of an update, ‖Δ‖."""
     length: Tensor = torch.linalg.vector_norm(update.delta)
     return length
 

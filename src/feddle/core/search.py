@@ -90,7 +90,7 @@ def smoothness(space: SearchSpace, objective: Objective, at: Tensor, distance: f
 
 
 def checked(coefficients: Tensor, loss: float, remedy: str) -> Found:
-    """The result of a search. If the search diverged, an error that ends with `remedy`."""
+    """Return the result of a search, or raise an error that ends with `remedy` if the search diverged."""
     if not (math.isfinite(loss) and bool(coefficients.isfinite().all())):
         raise FeddleError(f"the coefficient search diverged (loss {loss}); {remedy}")
     return Found(coefficients, loss)

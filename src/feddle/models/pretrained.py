@@ -46,7 +46,7 @@ class Standardise(nn.Module):
         self.register_buffer("shift", (0.5 - means) / deviations, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (n, C, H, W), of the same shape."""
+        """Standardise images (n, C, H, W); the shape stays the same."""
         return images * self.scale + self.shift
 
 
@@ -65,7 +65,7 @@ class FixedBatchNorm2d(nn.Module):
         self.register_buffer("running_var", norm.running_var)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Features (n, C, H, W), of the same shape."""
+        """Normalise features (n, C, H, W); the shape stays the same."""
         return F.batch_norm(inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
@@ -98,7 +98,9 @@ def adopt(model: nn.Module, weights: Mapping[str, Tensor], head: str) -> None:
     wanted = {n for n, t in own.items() if t.is_floating_point() and not n.startswith(f"{head}.")}
     wrong = sorted(wanted ^ body.keys()) or [n for n in sorted(wanted) if own[n].shape != body[n].shape]
     if wrong:
-        raise FeddleError(f"the weights are of another model: {wrong[0]} does not match")
+        raise FeddleError(
+            f"the weights belong to another model: the tensor {wrong[0]} does not match; use weights of this model"
+        )
     model.load_state_dict(body, strict=False)
 
 

@@ -163,7 +163,7 @@ class RunFolder:
 
 
 def _made_by(run: Run[Runtime]) -> dict[str, Any]:
-    """What must not change for a continued run to be bit-identical; the number of workers may change."""
+    """The facts that must stay the same when a run continues. The number of workers may change."""
     tree = run.plan.model_dump(mode="json", exclude={"workers"})
     return {
         "format": _FORMAT,

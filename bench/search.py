@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from feddle.core.atlas import SearchSpace
 from feddle.core.layout import Layout, Weights
-from feddle.core.packed import Int8Rows, SparseRows
+from feddle.core.packed import Int8Rows
 from feddle.core.rows import FloatRows, Rows
 from feddle.core.search import SearchTask
 from feddle.data.examples import Images
@@ -32,7 +32,6 @@ from feddle.training.train import Recipe, train
 STORAGE: dict[str, Callable[[int, int], Rows]] = {
     "float32": FloatRows.empty,
     "int8": Int8Rows.empty,
-    "sparse, a tenth": lambda capacity, dimension: SparseRows.empty(capacity, dimension, 0.1),
 }
 
 

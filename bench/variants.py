@@ -36,9 +36,6 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "storage": {
         "float32": ["method.storage=float32"],
         "int8": ["method.storage=int8"],
-        "sparse, half": ["method.storage={name: sparse, density: 0.5}"],
-        "sparse, a tenth": ["method.storage={name: sparse, density: 0.1}"],
-        "sparse, a hundredth": ["method.storage={name: sparse, density: 0.01}"],
     },
     "objectives": {
         "FedBuff, no server data": [*OUTSIDE, "method=fedbuff"],

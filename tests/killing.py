@@ -33,7 +33,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddle": {"name": "feddle", "atlas_size": 7},
     "feddle-fifo": {"name": "feddle", "atlas_size": 7, "eviction": "fifo"},
     "feddle-calibrated": {"name": "feddle", "atlas_size": 7, "anchors": "calibrated"},
-    "feddle-adaptive": {"name": "feddle", "atlas_size": 7, "anchors": "adaptive"},
     "feddle-surrogate": {"name": "feddle", "atlas_size": 7, "objective": "surrogate"},
     "feddle-clusters": {"name": "feddle", "atlas_size": 7, "objective": "clusters"},
     "fedbuff": {"name": "fedbuff", "buffer_size": 5},

@@ -1,11 +1,15 @@
 """Layout, atlas, search, staleness and seeds, against numbers worked out by hand."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import feddle
 from command import PYTHON, run_process
 from feddle.core.atlas import Atlas, Eviction, SearchSpace
 from feddle.core.batches import mini_batches
@@ -310,3 +314,10 @@ def test_the_projected_gradient_equals_autograd_through_the_anchors(seed: int, a
     assert leaf.grad is not None
     assert loss == pytest.approx(direct.item(), rel=1e-4, abs=1e-5)
     assert torch.allclose(space.project(gradient), leaf.grad, rtol=1e-3, atol=1e-4 * float(leaf.grad.abs().max() + 1))
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    stub = ast.parse(Path(feddle.__file__).with_suffix(".pyi").read_text())
+    declared = {alias.name for part in stub.body if isinstance(part, ast.ImportFrom) for alias in part.names}
+    assert declared == set(feddle.__all__) == set(dir(feddle))
+    assert all(hasattr(feddle, name) for name in declared)

@@ -461,8 +461,6 @@ def test_the_options_of_the_other_methods_reach_them() -> None:
     assert strategy_of(name="median", lr=0.5).lr == 0.5
     calibrated = strategy_of(name="feddle", anchors="calibrated").anchors
     assert isinstance(calibrated, CalibratedAnchors)
-    adaptive = strategy_of(name="feddle", anchors={"name": "adaptive", "beta2": 0.5, "epsilon": 0.1}).anchors
-    assert (adaptive.beta2, adaptive.epsilon) == (0.5, 0.1)
 
 
 def test_the_papers_rule_is_the_best_of_the_last_five_evaluations() -> None:

@@ -20,7 +20,7 @@ from feddle.methods.fadas import Amsgrad, Fadas
 from feddle.methods.fedasync import FedAsync
 from feddle.methods.fedavg import FedAvg
 from feddle.methods.feddf import FedDF
-from feddle.methods.feddle.anchors import AdaptiveAnchors, CalibratedAnchors
+from feddle.methods.feddle.anchors import CalibratedAnchors
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
@@ -337,7 +337,7 @@ def test_feddf_stops_early_when_the_loss_no_longer_falls() -> None:
 # --- anchors that are more than raw updates
 
 
-def with_anchors(kind: CalibratedAnchors | AdaptiveAnchors) -> Played:
+def with_anchors(kind: CalibratedAnchors) -> Played:
     search = PaperSearch(lr=1e-9, epochs=1, batch_size=4)
     return Played(Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), anchors=kind))
 
@@ -368,30 +368,6 @@ def test_a_zero_update_is_no_anchor_even_when_it_would_be_calibrated() -> None:
     model = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0)])
     assert torch.equal(strategy.merge(model, [arrival(0.0, 0.0, 0.0, client=0)]).vector, model.vector)
     assert close(strategy.anchors.state.state_dict()["last.0"], 4.0, 0.0, 0.0)
-
-
-def test_adaptive_anchors_keep_the_length_and_even_out_the_coordinates() -> None:
-    # β₂ = ¾, ε = 0 in effect: √v̂ = ½|Δ|, so the first anchor is ±1 where Δ is not 0, at the length of Δ
-    kind = AdaptiveAnchors(Amsgrad.zeros(3), beta2=0.75, epsilon=1e-12)
-    [anchor] = kind([arrival(3.0, -4.0, 0.0)])
-    assert close(anchor, 5 / 2**0.5, -5 / 2**0.5, 0.0)
-    assert kind([]) == []
-
-
-def test_adaptive_anchors_share_the_moments_of_their_mean() -> None:
-    # the mean of (4,0,0) and (0,8,0) is (2,4,0): √v̂ = ½·(2,4,0) = (1,2,0), so the anchors stay on their axes
-    kind = AdaptiveAnchors(Amsgrad.zeros(3), beta2=0.75, epsilon=1e-12)
-    first, second = kind([arrival(4.0, 0.0, 0.0), arrival(0.0, 8.0, 0.0)])
-    assert close(first, 4.0, 0.0, 0.0)
-    assert close(second, 0.0, 8.0, 0.0)
-    assert close(kind.state.largest, 1.0, 4.0, 0.0)
-
-
-def test_adaptive_anchors_fall_back_on_the_update_when_its_length_is_lost() -> None:
-    kind = AdaptiveAnchors(Amsgrad.zeros(3), epsilon=1e-8)
-    kind([arrival(1e12, 1e12, 1e12)])
-    [anchor] = kind([arrival(1e-15, 0.0, 0.0)])
-    assert bool(anchor.isfinite().all())
 
 
 def test_the_examples_in_the_docs_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from command import PYTHON, run_process
-from feddle.core.adam import SmallAdam
 from feddle.core.errors import FeddleError
+from feddle.methods.feddle.search import SmallAdam
 from feddle.training.kernels.optimizers import SGD, Adam, Optimizer
 from feddle.training.train import Recipe
 

@@ -15,14 +15,13 @@ import feddle
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
-from feddle.core.packed import Int8Rows, SparseRows
+from feddle.core.packed import Int8Rows
 from feddle.core.rows import FloatRows, Rows
 from feddle.methods.feddle.method import Feddle
 
 MAKERS: dict[str, Callable[[int, int], Rows]] = {
     "float32": FloatRows.empty,
     "int8": Int8Rows.empty,
-    "sparse": lambda capacity, dimension: SparseRows.empty(capacity, dimension, 1.0),
 }
 
 
@@ -40,13 +39,6 @@ def test_int8_worked_out() -> None:
     assert torch.allclose(rows.combine(torch.ones(3), torch.tensor([2.0, 5.0])), torch.tensor([26.4, 3.6, 1.0]))
     # 12.7·1 + 1.3·10
     assert torch.allclose(rows.project(torch.tensor([1.0, 10.0, 100.0])), torch.tensor([25.7, 0.0]))
-
-
-def test_sparse_worked_out() -> None:
-    # half of four numbers: the two largest by size, −3 and 2
-    rows = filled(SparseRows.empty(1, 4, 0.5), [1.0, -3.0, 0.5, 2.0])
-    assert torch.equal(rows.combine(torch.ones(4), torch.tensor([2.0])), torch.tensor([1.0, -5.0, 1.0, 5.0]))
-    assert torch.equal(rows.project(torch.tensor([10.0, 1.0, 10.0, 1.0])), torch.tensor([-1.0]))
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -102,7 +94,7 @@ def simulate(storage: str | dict[str, object]) -> feddle.Run[Any]:
 
 @pytest.mark.parametrize(
     ("storage", "kind"),
-    [("float32", FloatRows), ("int8", Int8Rows), ("sparse", SparseRows)],
+    [("float32", FloatRows), ("int8", Int8Rows)],
 )
 def test_the_config_names_the_kind(storage: str, kind: type) -> None:
     run = simulate(storage)
@@ -113,11 +105,3 @@ def test_the_config_names_the_kind(storage: str, kind: type) -> None:
 def test_a_kind_that_was_removed_is_an_unknown_name() -> None:
     with pytest.raises(FeddleError, match=r"method\.storage: unknown name 'bfloat16'; did you mean 'float32'\?$"):
         simulate("bfloat16")
-
-
-def test_a_sparse_atlas_keeps_the_share_asked_for() -> None:
-    strategy = simulate({"name": "sparse", "density": 0.3}).server.strategy
-    assert isinstance(strategy, Feddle)
-    rows = strategy.atlas.active()
-    assert isinstance(rows, SparseRows)
-    assert rows.values.shape[1] == 3  # of 4·2 + 2 numbers

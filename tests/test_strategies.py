@@ -17,7 +17,7 @@ from feddle.methods.fedasync import FedAsync
 from feddle.methods.fedavg import FedAvg, Late
 from feddle.methods.fedbuff import FedBuff
 from feddle.methods.feddf import FedDF
-from feddle.methods.feddle.anchors import AdaptiveAnchors, Anchoring, CalibratedAnchors, RawAnchors
+from feddle.methods.feddle.anchors import Anchoring, CalibratedAnchors, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
@@ -201,7 +201,6 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "feddle": lambda: feddle(lr=0.05).strategy,
     "feddle-unnormalised": lambda: feddle(lr=0.05, normalise=False).strategy,
     "feddle-calibrated": lambda: feddle(lr=0.05, anchors=CalibratedAnchors(ClientCache(9, 3))).strategy,
-    "feddle-adaptive": lambda: feddle(lr=0.05, anchors=AdaptiveAnchors(Amsgrad.zeros(3))).strategy,
     "fedasync": FedAsync,
     "ca2fl": lambda: CA2FL(ClientCache(9, 3), buffer_size=2),
     "fadas": lambda: Fadas(Amsgrad.zeros(3), buffer_size=2),

@@ -3,62 +3,35 @@
 >>> import feddle
 >>> run = feddle.simulate(model, clients, server=server_data, test=test_data, rounds=50)  # doctest: +SKIP
 
-Names are imported when they are first used: importing torch takes a second, and `feddle --help` does not need it.
+Names are imported when they are first used: importing torch takes a second, and `feddle --help` does not need it. Type
+checkers read them from `__init__.pyi`.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from feddle.version import __version__
 
-if TYPE_CHECKING:
-    from feddle.core.atlas import Atlas
-    from feddle.core.errors import FeddleError
-    from feddle.core.layout import Layout, Weights
-    from feddle.core.messages import Arrival, Job, Merged, Update
-    from feddle.methods.strategy import Strategy
-    from feddle.run.folder import run_config
-    from feddle.run.load import load_config
-    from feddle.run.plan import Config
-    from feddle.run.run import Run
-    from feddle.run.simulate import by_client, by_dirichlet, simulate
-
-_NAMES = {
-    "feddle.core.atlas": ("Atlas",),
-    "feddle.core.errors": ("FeddleError",),
-    "feddle.core.layout": ("Layout", "Weights"),
-    "feddle.core.messages": ("Arrival", "Job", "Merged", "Update"),
-    "feddle.methods.strategy": ("Strategy",),
-    "feddle.run.folder": ("run_config",),
-    "feddle.run.load": ("load_config",),
-    "feddle.run.plan": ("Config",),
-    "feddle.run.run": ("Run",),
-    "feddle.run.simulate": ("by_client", "by_dirichlet", "simulate"),
+_MODULES = {
+    "core.atlas": ["Atlas"],
+    "core.errors": ["FeddleError"],
+    "core.layout": ["Layout", "Weights"],
+    "core.messages": ["Arrival", "Job", "Merged", "Update"],
+    "methods.strategy": ["Strategy"],
+    "run.folder": ["run_config"],
+    "run.load": ["load_config"],
+    "run.plan": ["Config"],
+    "run.run": ["Run"],
+    "run.simulate": ["by_client", "by_dirichlet", "simulate"],
 }
-
-__all__ = [
-    "Arrival",
-    "Atlas",
-    "Config",
-    "FeddleError",
-    "Job",
-    "Layout",
-    "Merged",
-    "Run",
-    "Strategy",
-    "Update",
-    "Weights",
-    "__version__",
-    "by_client",
-    "by_dirichlet",
-    "load_config",
-    "run_config",
-    "simulate",
-]
+_HOME = {name: f"feddle.{module}" for module, names in _MODULES.items() for name in names}
+__all__ = ["__version__", *_HOME]
 
 
-def __getattr__(name: str) -> Any:
-    for module, names in _NAMES.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module 'feddle' has no attribute {name!r}")
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'feddle' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

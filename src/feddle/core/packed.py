@@ -56,45 +56,6 @@ class Int8Rows:
         return out.mul_(self.scales)
 
 
-@dataclass(frozen=True, eq=False)
-class SparseRows:
-    """Only the k largest numbers of each anchor, with their positions (m, k)."""
-
-    places: Tensor
-    values: Tensor
-
-    @classmethod
-    def empty(cls, capacity: int, dimension: int, density: float) -> "SparseRows":
-        """Empty rows for `capacity` anchors; a share `density` of their numbers is kept."""
-        kept = max(1, round(density * dimension))
-        return cls(allocate(capacity, kept, torch.int32), allocate(capacity, kept, torch.float32))
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def put(self, row: int, anchor: Tensor) -> None:
-        """Store the largest numbers of an anchor, in order of their positions."""
-        places = anchor.abs().topk(self.places.shape[1], sorted=False).indices.sort().values
-        self.places[row] = places
-        self.values[row] = anchor[places]
-
-    def first(self, count: int) -> "SparseRows":
-        """See `Rows`."""
-        return SparseRows(self.places[:count], self.values[:count])
-
-    def combine(self, origin: Tensor, coefficients: Tensor) -> Tensor:
-        """See `Anchors`."""
-        out = origin.clone()
-        _combine_sparse(self.places.numpy(), self.values.numpy(), coefficients.numpy(), out.numpy())
-        return out
-
-    def project(self, vector: Tensor) -> Tensor:
-        """See `Anchors`."""
-        out = torch.zeros(len(self))
-        _project_sparse(self.places.numpy(), self.values.numpy(), vector.numpy(), out.numpy())
-        return out
-
-
 # four rows at a time, so that the vector is loaded once for the four
 
 
@@ -156,19 +117,3 @@ def _project(rows, vector, out):  # type: ignore[no-untyped-def]
             _dot4(out[r : r + 4], block[r], block[r + 1], block[r + 2], block[r + 3], part)
         for r in range(count - count % 4, count):
             out[r] += _dot(block[r], part)
-
-
-@_jit
-def _combine_sparse(places, values, coefficients, out):  # type: ignore[no-untyped-def]
-    for r in range(places.shape[0]):
-        for i in range(places.shape[1]):
-            out[places[r, i]] += coefficients[r] * values[r, i]
-
-
-@_jit
-def _project_sparse(places, values, vector, out):  # type: ignore[no-untyped-def]
-    for r in range(places.shape[0]):
-        s = _f32(0)
-        for i in range(places.shape[1]):
-            s += values[r, i] * vector[places[r, i]]
-        out[r] = s

@@ -16,8 +16,6 @@ from feddle.options import Count, Positive, no_bool
 from feddle.training.parts import Parts
 
 Decay = Annotated[float, BeforeValidator(no_bool), Field(ge=0, lt=1)]
-SecondDecay = Annotated[Decay, Field(description="decay of the second moment (β₂)")]
-Epsilon = Annotated[Positive, Field(description="small number added to the root of the second moment (ε)")]
 
 
 class FadasOptions(MethodOptions):
@@ -27,8 +25,8 @@ class FadasOptions(MethodOptions):
     buffer_size: BufferSize = 10
     lr: ServerLr = 1e-3
     beta1: Decay = Field(0.9, description="decay of the first moment (β₁)")
-    beta2: SecondDecay = 0.99
-    epsilon: Epsilon = 1e-8
+    beta2: Decay = Field(0.99, description="decay of the second moment (β₂)")
+    epsilon: Positive = Field(1e-8, description="small number added to the root of the second moment (ε)")
     delay_threshold: Count = Field(
         10, description="if the largest staleness in the buffer exceeds this, η is divided by that staleness"
     )

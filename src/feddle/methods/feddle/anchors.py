@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol
 
-import torch
 from pydantic import Discriminator, Field
 from torch import Tensor
 
 from feddle.core.messages import Arrival
 from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
-from feddle.methods.fadas import Amsgrad, Epsilon, SecondDecay
 from feddle.options import Options, choice
 from feddle.training.parts import Parts
 
@@ -64,42 +62,7 @@ class CalibratedAnchors:
         return anchors
 
 
-class AdaptiveOptions(Options):
-    """Updates preconditioned by AMSGrad's moments, as in FADAS."""
-
-    name: Literal["adaptive"] = "adaptive"
-    beta2: SecondDecay = 0.99
-    epsilon: Epsilon = 1e-8
-
-    def build(self, parts: Parts) -> Anchoring:
-        """Build adaptive anchors whose moments start at zero."""
-        return AdaptiveAnchors(Amsgrad.zeros(parts.bench.layout.size, parts.device), self.beta2, self.epsilon)
-
-
-class AdaptiveAnchors:
-    """Δ/(√v̂ + ε), rescaled to the norm of Δ. The moments are updated with the mean of the arrivals."""
-
-    def __init__(self, moments: Amsgrad, beta2: float = 0.99, epsilon: float = 1e-8) -> None:
-        self.beta2 = beta2
-        self.epsilon = epsilon
-        self.state = moments
-
-    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
-        """See `Anchoring`."""
-        deltas = [a.update.delta for a in arrivals]
-        if deltas:
-            self.state.observe(torch.stack(deltas).mean(0), 0.0, self.beta2)
-        return [_rescaled(self.state.precondition(delta, self.epsilon), delta) for delta in deltas]
-
-
-def _rescaled(anchor: Tensor, delta: Tensor) -> Tensor:
-    length = torch.linalg.vector_norm(anchor)
-    if not length or not bool(length.isfinite()):  # underflow or overflow: use the update itself
-        return delta
-    return anchor.mul(torch.linalg.vector_norm(delta) / length)
-
-
-AnyAnchors = RawAnchors | CalibratedOptions | AdaptiveOptions
+AnyAnchors = RawAnchors | CalibratedOptions
 AnchorOptions = Annotated[
     AnyAnchors, Discriminator("name"), choice("raw"), Field(description="how updates are turned into anchors")
 ]

@@ -8,13 +8,13 @@ import torch
 from pydantic import Discriminator, Field
 from torch import Tensor
 
-from feddle.core.adam import SmallAdam
 from feddle.core.batches import mini_batches
 from feddle.core.search import Found, SearchTask, checked, full_pass, smoothness
 from feddle.core.seeds import torch_generator
 from feddle.methods.strategy import BatchSize, ServerEpochs
 from feddle.options import Count, Options, Positive, choice
 
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 Step = Callable[[Tensor, Tensor, float], None]  # moves c in place: c, its slope, and the share of the search done
 
 
@@ -104,6 +104,24 @@ AnySearch = PaperSearch | AnnealedSearch | LbfgsSearch | SgdSearch
 SearchOptions = Annotated[
     AnySearch, Discriminator("name"), choice("paper"), Field(description="how the coefficients are searched")
 ]
+
+
+class SmallAdam:
+    """Adam (Kingma & Ba) on one vector, with the same order of operations as `torch.optim.Adam`."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._mean = torch.zeros_like(like)
+        self._square = torch.zeros_like(like)
+        self._steps = 0
+
+    def step(self, at: Tensor, gradient: Tensor, lr: float) -> None:
+        """Take a step from `at`, in place."""
+        self._steps += 1
+        self._mean.lerp_(gradient, 1 - _BETA1)
+        self._square.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
+        size = lr / (1 - _BETA1**self._steps)
+        spread = (self._square.sqrt() / (1 - _BETA2**self._steps) ** 0.5).add_(_EPSILON)
+        at.addcdiv_(self._mean, spread, value=-size)
 
 
 def adam_search(

@@ -15,3 +15,5 @@ from feddle.run.simulate import by_client as by_client
 from feddle.run.simulate import by_dirichlet as by_dirichlet
 from feddle.run.simulate import simulate as simulate
 from feddle.version import __version__ as __version__
+
+__all__: list[str]

@@ -10,7 +10,7 @@ import torch
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
-from feddle.core.messages import Job, Update
+from feddle.core.messages import Job, Merged, Update
 from feddle.methods.fedavg import FedAvg
 from feddle.server import Server
 from three_numbers import close, state, weights
@@ -145,9 +145,8 @@ def test_jobs_that_are_not_in_flight_are_refused_by_their_reasons() -> None:
     assert len(core.advance()) == 2
 
 
-def test_a_norm_is_bounded_by_the_median_of_those_last_accepted() -> None:
+def test_a_norm_is_bounded_by_the_highest_median_so_far() -> None:
     core = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=5.0)
-    # 19 updates of norm 1 and 19 of norm 3: the bound applies from the 20th on
     assert core.receive(update(core.dispatch(0), 1000.0, 0.0, 0.0)), "too few to compare with"
     for i in range(19):
         assert core.receive(update(core.dispatch(1), 1.0 if i % 2 else 3.0, 0.0, 0.0))
@@ -164,6 +163,24 @@ def test_a_norm_is_bounded_by_the_median_of_those_last_accepted() -> None:
     for _ in range(50):
         free.receive(update(free.dispatch(1), 1.0, 0.0, 0.0))
     assert free.receive(update(free.dispatch(1), 1e9, 0.0, 0.0))
+
+
+def test_the_bound_does_not_shrink_when_most_clients_have_nothing_left_to_learn() -> None:
+    core = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=100.0)
+    for norm in [1.0] * 20 + [1e-9] * 100:
+        assert core.receive(update(core.dispatch(0), norm, 0.0, 0.0))
+    late = core.dispatch(1)
+    assert not core.receive(update(late, 101.0, 0.0, 0.0)), "the highest median was 1"
+    assert core.receive(update(late, 0.017, 0.0, 0.0)), "10⁷ times the last median"
+
+
+def test_an_update_is_not_long_beside_a_model_of_its_own_norm() -> None:
+    core = Server(weights(3.0, 4.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=100.0)
+    for _ in range(20):  # clients with one example each
+        assert core.receive(update(core.dispatch(0), 1e-6, 0.0, 0.0))
+    job = core.dispatch(1)
+    assert not core.receive(update(job, 0.0, 5.1, 0.0)), "a hundred times a hundredth of the model's norm 5"
+    assert core.receive(update(job, 0.0, 4.9, 0.0))
 
 
 def test_until_enough_norms_are_known_the_model_stands_for_their_median() -> None:
@@ -194,19 +211,45 @@ def test_a_sender_cannot_change_what_was_checked() -> None:
     assert core.model.vector.isfinite().all()
 
 
-def test_a_zero_update_is_counted() -> None:
+def test_a_sender_cannot_change_the_metrics_either() -> None:
     core = server()
-    assert core.receive(update(core.dispatch(1), 0.0, 0.0, 0.0))
+    metrics = {"loss": 1.0}
+    assert core.receive(replace(update(core.dispatch(0), 1.0, 2.0, 3.0), metrics=metrics))
+    metrics["loss"] = math.nan
+    [arrival], _ = core.advance()
+    assert arrival.update.metrics == {"loss": 1.0}
+
+
+def test_a_zero_update_counts_with_its_examples() -> None:
+    core = server()
+    assert core.receive(update(core.dispatch(1), 0.0, 0.0, 0.0, examples=3))
+    assert core.receive(update(core.dispatch(2), 1.0, 0.0, 0.0, examples=1))
     assert core.zero_updates == 1
-    assert core.advance() == ([], {}), "no strategy sees it"
+    core.advance()
+    assert close(core.model.vector, 0.25, 0.0, 0.0)  # ¾·0 + ¼·1, as in FedAvg.merge
+
+
+def test_a_refused_update_is_in_the_notes_of_its_round() -> None:
+    core = server()
+    job = core.dispatch(4)
+    core.receive(bad(job, delta=torch.tensor([NAN, 0.0, 0.0])))
+    core.receive(bad(None))  # type: ignore[arg-type]
+    core.receive(update(job, 1.0, 0.0, 0.0))
+    refused = [{"client": 4, "reason": "not a number"}, {"client": None, "reason": "never sent"}]
+    assert core.advance()[1] == {"refused": refused}
+    assert core.advance()[1] == {}
+    for _ in range(1500):
+        core.receive(bad(job))
+    assert len(core.advance()[1]["refused"]) == 1000, "a flood does not fill the disk"
+    assert core.refused["duplicate"] == 1500
 
 
 def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_have() -> None:
     first, second = (Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=5.0) for _ in range(2))
     early = first.dispatch(7)
-    for i in range(120):  # more than are remembered; the last hundred alternate between 0.1 and 0.3
+    for i in range(120):  # more than are remembered
         last = first.dispatch(1)
-        assert first.receive(update(last, 100.0 if i < 20 else 0.1 if i % 2 else 0.3, 0.0, 0.0))
+        assert first.receive(update(last, 0.1 if i % 2 else 0.3, 0.0, 0.0))
     assert not first.receive(update(last, 0.1, 0.0, 0.0))
     first.advance()
     second.load_state_dict(first.state_dict())
@@ -215,9 +258,9 @@ def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_ha
     assert second.most_jobs == 120, "what ε is computed from"
     for core in (first, second):
         assert not core.receive(update(last, 0.1, 0.0, 0.0))
-        assert not core.receive(update(early, 1.1, 0.0, 0.0))  # the median is 0.2, the bound 1
+        assert not core.receive(update(early, 1.6, 0.0, 0.0))  # the highest median was 0.3, the bound is 1.5
         assert core.refused == {"duplicate": 2, "too long": 1}
-        assert core.receive(update(early, 0.9, 0.0, 0.0))
+        assert core.receive(update(early, 1.4, 0.0, 0.0))
         assert core.dispatch(1).number == 120
     assert state(second) == state(first)
 
@@ -238,19 +281,54 @@ def test_a_restored_server_goes_on_the_same() -> None:
         assert not one.receive(update(faulty, 1.0, 0.0, 0.0)), "it is no longer in flight"
         assert one.dispatch(1).number == 2
         assert close(one.start_of(slow).vector, 0.0, 0.0, 0.0)
-        assert close(one.start_of(late).vector, 1.0, 0.0, 0.0)
+        assert close(one.start_of(late).vector, 0.5, 0.0, 0.0)  # half of 1, since the zero update counts
         assert one.receive(update(slow, 0.0, 4.0, 0.0))
         assert sorted(one.state.pinned) == [1], "version 0 is freed with its last job"
         [arrival], _ = one.advance()
         assert arrival.staleness == 1
-        assert close(one.model.vector, 1.0, 4.0, 0.0)
+        assert close(one.model.vector, 0.5, 4.0, 0.0)
 
 
-def test_a_strategy_that_returns_something_else_is_named() -> None:
+MERGES: dict[str, tuple[Any, str]] = {
+    "no Merged": (weights(0.0, 0.0, 0.0), r"expected feddle\.Merged\(weights, notes\), got Weights"),
+    "nothing": (None, r"expected feddle\.Merged\(weights, notes\), got NoneType"),
+    "no weights": (Merged(torch.zeros(3)), r"expected feddle\.Weights\(vector, buffers\) in .*, got Tensor"),  # type: ignore[arg-type]
+    "no notes": (Merged(weights(0.0, 0.0, 0.0), 3), "expected a mapping as the notes .*, got int"),  # type: ignore[arg-type]
+    "too short": (Merged(weights(0.0, 0.0)), r"weights\.vector to be a .* of shape \(3,\).*, got a .* of shape \(2,\)"),
+    "other type": (Merged(Weights(torch.zeros(3).double(), torch.zeros(0))), r"got a torch\.float64 tensor"),
+    "statistics": (Merged(weights(0.0, 0.0, 0.0, buffers=[1.0])), r"weights\.buffers to be .*\(0,\).*, got .*\(1,\)"),
+    "not finite": (Merged(weights(0.0, math.nan, 0.0)), r"weights\.vector holds numbers that are not finite; lower"),
+}
+
+
+@pytest.mark.parametrize("case", MERGES)
+def test_what_a_strategy_returns_is_checked_and_the_strategy_named(case: str) -> None:
+    returned, message = MERGES[case]
+
     class Wrong:
         def merge(self, model: Weights, arrivals: Any, round: int) -> Any:  # noqa: ARG002
-            return model
+            return returned
 
     core = Server(weights(0.0, 0.0, 0.0), Wrong())
-    with pytest.raises(FeddleError, match=r"Wrong\.merge must return feddle\.Merged\(weights, notes\), got Weights"):
+    with pytest.raises(FeddleError, match=rf"^Wrong\.merge, round 1: .*{message}"):
         core.advance()
+    assert core.version == 0
+
+
+def test_running_statistics_that_a_strategy_leaves_alone_are_averaged() -> None:
+    class Latest:
+        def merge(self, model: Weights, arrivals: Any, round: int) -> Merged:  # noqa: ARG002
+            return Merged(Weights(model.vector + 1, model.buffers if keep is None else keep))
+
+    keep: torch.Tensor | None = None
+    core = Server(weights(0.0, 0.0, 0.0, buffers=[0.0]), Latest())
+    for value, examples in ((1.0, 1), (5.0, 3)):
+        core.receive(replace(update(core.dispatch(0), 1.0, 0.0, 0.0, examples=examples), buffers=torch.tensor([value])))
+    core.advance()
+    assert core.model.buffers.tolist() == [4.0]  # ¼·1 + ¾·5
+    core.advance()
+    assert core.model.buffers.tolist() == [4.0], "nobody arrived"
+    keep = torch.tensor([7.0])
+    core.receive(replace(update(core.dispatch(0), 1.0, 0.0, 0.0), buffers=torch.tensor([2.0])))
+    core.advance()
+    assert core.model.buffers.tolist() == [7.0], "a strategy may compute its own"

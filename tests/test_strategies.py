@@ -288,7 +288,7 @@ def test_a_restored_strategy_goes_on_the_same(name: str, scenario: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg-add-deltas", "fedbuff", "feddle", "ca2fl", "fadas", "median", "convex", "fed+ft", "feddf"]
+    "name", ["fedavg-add-deltas", "fedbuff", "feddle", "ca2fl", "fadas", "convex", "fed+ft", "feddf"]
 )
 def test_running_statistics_are_averaged_by_examples(name: str) -> None:
     arrivals = [

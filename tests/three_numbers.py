@@ -80,9 +80,9 @@ class Played:
 
 
 def state(core: Server) -> Any:
-    """Everything that a server holds but the count of what it refused, as values that can be compared."""
+    """Everything that a server holds except its record of refused updates, as values that can be compared."""
     held = {**vars(core), **vars(core.state)}
-    return {name: _plain(value) for name, value in held.items() if name not in ("refused", "state")}
+    return {name: _plain(value) for name, value in held.items() if name not in ("refused", "_refusals", "state")}
 
 
 def _plain(value: Any) -> Any:

@@ -10,15 +10,17 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from feddle.core.checks import fault_of_form, fault_of_values, is_job, norm
+from feddle.core.checks import fault_of_form, fault_of_merge, fault_of_values, is_job, norm
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival, Job, Merged, Update
+from feddle.core.messages import Arrival, Job, Update
 from feddle.core.state import load, prefixed, save, without_prefix
-from feddle.methods.strategy import Strategy, state_of
+from feddle.methods.strategy import Strategy, average_buffers, state_of
 from feddle.options import Options, no_bool
 
 RECENT, ENOUGH = 100, 20  # largest and smallest number of norms used for the median
+_SMALL = 0.01  # share of the model's norm below which no update counts as long
+_LISTED = 1000  # largest number of refusals in one line of the history
 
 
 class Checks(Options):
@@ -26,8 +28,9 @@ class Checks(Options):
 
     max_norm_ratio: Annotated[float, BeforeValidator(no_bool), Field(gt=1, le=1e6)] | None = Field(
         100.0,
-        description="largest norm of an update, relative to the median norm of the last 100 updates (relative to the "
-        "norm of the model until 20 have arrived); longer updates are refused; null: no limit",
+        description="largest norm of an update, relative to the usual norm; longer updates are refused; null: no "
+        "limit. The usual norm is the highest median of 100 successive updates so far, and at least a hundredth of the "
+        "model's norm; until 20 updates have arrived, it is the model's norm",
     )
 
 
@@ -44,6 +47,7 @@ class ServerState:
     jobs_of: Counter[int] = field(default_factory=Counter)  # by client
     last_received: dict[int, Job] = field(default_factory=dict)  # by client
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # of accepted updates, oldest first
+    usual_norm: float = 0.0  # the highest median of `norms` so far
 
 
 class Server:
@@ -51,10 +55,10 @@ class Server:
 
     Each round makes a version, even if the model does not change. Updates are not trusted: a bad one is refused and
     counted by reason in `refused`, and changes nothing else. Its job stays in flight, so no client can end the job of
-    another. An update of norm zero is counted but not passed to the strategy.
+    another.
 
-    Every update must have the `digest` of the model's layout. `max_norm_ratio` limits an update's norm relative to the
-    median of the last accepted ones, or to the norm of the model until there are enough of them.
+    Every update must have the `digest` of the model's layout. `max_norm_ratio` limits an update's norm (see `Checks`).
+    The limit does not shrink when the clients have learnt their data and most updates become tiny.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Server:
         self.max_norm_ratio = max_norm_ratio
         self.state = ServerState(model)
         self._arrivals: list[Arrival] = []
+        self._refusals: list[dict[str, Any]] = []  # since the last merge
         self._jobs_from: Counter[int] = Counter()  # jobs in flight, by version
 
     @property
@@ -114,24 +119,37 @@ class Server:
     def receive(self, update: Update) -> bool:
         """Accept or refuse a client's update; False if it was refused.
 
-        The values are copied before they are checked, because the sender may still hold the tensors.
+        The values are copied before they are checked, because the sender may still hold them.
         """
         reason = self._fault_of_message(update)
         if reason is None:
-            update = replace(update, delta=update.delta.clone(), buffers=update.buffers.clone())
+            delta, buffers, metrics = update.delta.clone(), update.buffers.clone(), dict(update.metrics)
+            update = replace(update, delta=delta, buffers=buffers, metrics=metrics)
             reason = fault_of_values(update) or self._fault_of_norm(update)
         if reason is not None:
-            self.state.refused[reason] += 1
+            job: Any = getattr(update, "job", None)
+            self.refuse(job.client if is_job(job) else None, reason)
             return False
-        job, start, length = update.job, self.start_of(update.job), norm(update).item()
-        self.forget(job)
-        self.state.last_received[job.client] = job
-        if length:
-            self.state.norms.append(length)
-            self._arrivals.append(Arrival(update, self.version - job.version, start))
-        else:
-            self.state.zero_updates += 1
+        self._arrivals.append(Arrival(update, self.version - update.job.version, self.start_of(update.job)))
+        self.forget(update.job)
+        self.state.last_received[update.job.client] = update.job
+        self._count(norm(update).item())
         return True
+
+    def refuse(self, client: int | None, reason: str) -> None:
+        """Count an update that cannot be used, and list it in the next line of the history."""
+        self.state.refused[reason] += 1
+        if len(self._refusals) < _LISTED:
+            self._refusals.append({"client": client, "reason": reason})
+
+    def _count(self, length: float) -> None:
+        state = self.state
+        if not length:
+            state.zero_updates += 1
+            return
+        state.norms.append(length)
+        if len(state.norms) >= ENOUGH:
+            state.usual_norm = max(state.usual_norm, median(state.norms))
 
     def forget(self, job: Job) -> None:
         """End a job. A version is freed when the last job that started from it ends."""
@@ -141,14 +159,21 @@ class Server:
             del self._jobs_from[job.version], self.state.pinned[job.version]
 
     def advance(self) -> tuple[Sequence[Arrival], Mapping[str, Any]]:
-        """Merge the arrivals into the next version; returns the arrivals and the strategy's notes."""
+        """Merge the arrivals into the next version; returns the arrivals and notes for the history.
+
+        If the strategy moves the model but returns the running statistics unchanged, they become the average of the
+        arrivals' statistics. A strategy that computes its own returns another tensor.
+        """
         arrivals, self._arrivals = self._arrivals, []
+        refused, self._refusals = self._refusals, []
         merged: Any = self.strategy.merge(self.model, arrivals, self.version + 1)  # a custom one may return anything
-        if not isinstance(merged, Merged):
-            name = type(self.strategy).__name__
-            raise FeddleError(f"{name}.merge must return feddle.Merged(weights, notes), got {type(merged).__name__}")
-        self.state.model, self.state.version = merged.weights, self.version + 1
-        return arrivals, merged.notes
+        if fault := fault_of_merge(merged, self.model):
+            raise FeddleError(f"{type(self.strategy).__name__}.merge, round {self.version + 1}: {fault}")
+        weights: Weights = merged.weights
+        if weights.buffers is self.model.buffers and weights.vector is not self.model.vector:
+            weights = Weights(weights.vector, average_buffers(self.model, arrivals))
+        self.state.model, self.state.version = weights, self.version + 1
+        return arrivals, {**merged.notes, "refused": refused} if refused else merged.notes
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; called between rounds, when no arrival waits for a merge."""
@@ -182,6 +207,6 @@ class Server:
     def _fault_of_norm(self, update: Update) -> str | None:
         if self.max_norm_ratio is None:
             return None
-        known = len(self.state.norms) >= ENOUGH
-        usual = median(self.state.norms) if known else torch.linalg.vector_norm(self.model.vector).item()
+        own = torch.linalg.vector_norm(self.model.vector).item()
+        usual = max(self.state.usual_norm, _SMALL * own) if self.state.usual_norm else own
         return "too long" if usual and norm(update).item() > self.max_norm_ratio * usual else None

@@ -1,12 +1,13 @@
 """Checks of an update before it is merged. Its fields may hold anything, whatever their declared types."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from feddle.core.layout import Weights
-from feddle.core.messages import Job, Update
+from feddle.core.messages import Job, Merged, Update
 
 MOST_EXAMPLES = 10**12  # a larger number is not plausible, and sums could overflow
 LARGEST_METRIC = 1e300
@@ -40,6 +41,25 @@ def fault_of_values(update: Update) -> str | None:
     return "too long"
 
 
+def fault_of_merge(merged: Any, model: Weights) -> str | None:
+    """What is wrong with the value that a strategy returned, and what to do; None if the model can become that."""
+    if not isinstance(merged, Merged):
+        return f"expected feddle.Merged(weights, notes), got {type(merged).__name__}; return one"
+    weights: Any = merged.weights
+    notes: Any = merged.notes
+    if not isinstance(weights, Weights):
+        return f"expected feddle.Weights(vector, buffers) in feddle.Merged, got {type(weights).__name__}; pass Weights"
+    if not isinstance(notes, Mapping):
+        return f"expected a mapping as the notes in feddle.Merged, got {type(notes).__name__}; pass a dict"
+    for name in ("vector", "buffers"):
+        value, own = getattr(weights, name), getattr(model, name)
+        if not _is_like(value, own) or value.shape != own.shape:
+            return f"expected weights.{name} to be {_shown(own)}, got {_shown(value)}; keep the model's shape and type"
+        if not value.isfinite().all():
+            return f"weights.{name} holds numbers that are not finite; lower training.lr or the method's learning rate"
+    return None
+
+
 def norm(update: Update) -> Tensor:
     """The norm of an update, ‖Δ‖."""
     length: Tensor = torch.linalg.vector_norm(update.delta)
@@ -60,6 +80,13 @@ def _is_like(value: Any, own: Tensor) -> bool:
         and (value.dtype, value.device) == (own.dtype, own.device)
         and not value.requires_grad
     )
+
+
+def _shown(value: Any) -> str:
+    if type(value) is not Tensor:
+        return type(value).__name__
+    grad = ", which requires grad" if value.requires_grad else ""
+    return f"a {value.dtype} tensor of shape {tuple(value.shape)} on {value.device}{grad}"
 
 
 def _is_count(value: Any) -> bool:

@@ -7,7 +7,7 @@ import torch
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.methods.strategy import MethodOptions, ServerLr, average_buffers
+from feddle.methods.strategy import MethodOptions, ServerLr
 from feddle.training.parts import Parts
 
 
@@ -39,4 +39,4 @@ class CoordinateMedian:
         ordered = torch.stack([a.update.delta for a in arrivals]).sort(dim=0).values
         low, high = (len(arrivals) - 1) // 2, len(arrivals) // 2
         step = (ordered[low] + ordered[high]) / 2
-        return Merged(Weights(model.vector + self.lr * step, average_buffers(model, arrivals)))
+        return Merged(Weights(model.vector + self.lr * step, model.buffers))

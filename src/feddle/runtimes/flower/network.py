@@ -212,7 +212,7 @@ class Network:
         try:
             accepted = self.server.receive(read_update(reply, sent.job, self.server.model))
         except UnreadableError as error:
-            self.server.refused[str(error)] += 1
+            self.server.refuse(sent.job.client, str(error))
             accepted = False
         if not accepted:
             self._end(sent, "refused", next(iter(self.server.refused - before)))

@@ -148,7 +148,7 @@ def test_row_scales_bring_every_anchor_to_the_median_norm(deltas: list[tuple[flo
 def test_a_full_atlas_gives_up_the_least_important_anchor() -> None:
     atlas = Atlas(3, 1)
     assert insert(atlas, (1.0,), (2.0,), (3.0,)) == [0, 1, 2]
-    atlas.score(torch.tensor([0.5, -0.1, 0.2]))  # |ĉ| = 0.5, 0.1, 0.2
+    atlas.score(torch.tensor([0.5, -0.1, 0.2])[:, None])  # |ĉ| = 0.5, 0.1, 0.2
     assert insert(atlas, (4.0,)) == [1]
     # the newcomer has no score yet and is protected: next is |0.2|, then |0.5|
     assert insert(atlas, (5.0,), (6.0,)) == [2, 0]
@@ -160,7 +160,7 @@ def test_a_full_atlas_gives_up_the_least_important_anchor() -> None:
 def test_fifo_ignores_importance() -> None:
     atlas = Atlas(2, 1, eviction="fifo")
     insert(atlas, (1.0,), (2.0,))
-    atlas.score(torch.tensor([0.9, 0.0]))
+    atlas.score(torch.tensor([0.9, 0.0])[:, None])
     assert insert(atlas, (3.0,), (4.0,), (5.0,)) == [0, 1, 0]
 
 
@@ -186,7 +186,7 @@ def test_a_restored_atlas_goes_on_the_same(capacity: int, steps: list[float | li
         rows = []
         for step in part:
             if isinstance(step, list):
-                atlas.score(torch.tensor(step[: len(atlas)]))
+                atlas.score(torch.tensor(step[: len(atlas)])[:, None])
             else:
                 rows.append(atlas.insert(Job(0, 0, 0), torch.tensor([step])))
         return rows

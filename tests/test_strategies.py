@@ -1,11 +1,13 @@
 """Every method's merge on three-number models, and every method through the same scenarios."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from feddle.core.atlas import Atlas
+from feddle.core.blocks import Blocks, Segment
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
 from feddle.methods.ca2fl import CA2FL
@@ -21,6 +23,7 @@ from feddle.methods.feddle.anchors import Anchoring, CalibratedAnchors, RawAncho
 from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
+from feddle.methods.feddle.server_anchor import ServerAnchor
 from feddle.methods.fedft import FedFT
 from feddle.methods.hfcl import HFCL
 from feddle.methods.median import CoordinateMedian
@@ -38,6 +41,7 @@ def feddle(
     capacity: int = 4,
     normalise: bool = True,
     anchors: Anchoring = RawAnchors(),  # noqa: B008  # frozen
+    **more: Any,
 ) -> Played:
     """By default a search that hardly moves, so that what the fallback does can be seen."""
     strategy = Feddle(
@@ -47,6 +51,7 @@ def feddle(
         fallback or FedBuffFallback(),
         anchors=anchors,
         normalise=normalise,
+        **more,
     )
     return Played(strategy)
 
@@ -193,6 +198,7 @@ def test_feddle_without_a_new_anchor_does_not_search() -> None:
 
 
 RECIPE = Recipe(epochs=2, lr=0.01)
+BLOCKS = Segment(0, 1, 2, 0), Segment(2, 1, 1, 1)
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "fedavg-discard": lambda: FedAvg("discard"),
     "fedavg-average-models": lambda: FedAvg("average_models"),
@@ -201,6 +207,10 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "feddle": lambda: feddle(lr=0.05).strategy,
     "feddle-unnormalised": lambda: feddle(lr=0.05, normalise=False).strategy,
     "feddle-calibrated": lambda: feddle(lr=0.05, anchors=CalibratedAnchors(ClientCache(9, 3))).strategy,
+    "feddle-blocks": lambda: feddle(lr=0.05, blocks=Blocks(("a", "b"), BLOCKS)).strategy,
+    "feddle-server": lambda: (
+        feddle(lr=0.05, server_anchor=ServerAnchor(bench(statistic=True), numbers(), RECIPE)).strategy
+    ),
     "fedasync": FedAsync,
     "ca2fl": lambda: CA2FL(ClientCache(9, 3), buffer_size=2),
     "fadas": lambda: Fadas(Amsgrad.zeros(3), buffer_size=2),
@@ -211,7 +221,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
     "feddf": lambda: FedDF(bench(Scaled(), statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
 }
-TRAIN_ALONE = {"center", "fed+ft", "hfcl"}  # they train on the server's data whatever arrives
+TRAIN_ALONE = {"center", "fed+ft", "hfcl", "feddle-server"}  # they train on the server's data whatever arrives
 START = weights(1.0, 2.0, 3.0, buffers=[0.5])
 SCENARIOS: dict[str, Sequence[Arrival]] = {
     "none": [],

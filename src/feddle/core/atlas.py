@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from feddle.core.blocks import Blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Job
-from feddle.core.rows import Anchors, FloatRows, Rows
+from feddle.core.rows import Anchors, FloatRows, JoinedRows, Rows
 from feddle.core.state import prefixed, save
 
 Eviction = Literal["importance", "fifo"]
@@ -63,15 +64,15 @@ class Atlas:
     def row_scales(self) -> Tensor:
         """r (|A|,) with r_m = median(‖a‖)/‖a_m‖, so that Ā = r ∘ A."""
         norms = self._norms[: self._size]
-        return norms.quantile(0.5) / norms  # for an even number, the mean of the two middle ones
+        return norms.quantile(0.5) / norms if len(norms) else norms  # for an even number, the mean of the middle two
 
     def origins(self) -> list[Job]:
         """The job of each active anchor."""
         return [Job(*row) for row in self._origins[: self._size].tolist()]
 
     def score(self, coefficients: Tensor) -> None:
-        """Store |ĉ| of a search as the anchors' scores."""
-        self._scores[: self._size] = coefficients.abs()
+        """Store the mean of |ĉ| over the blocks (|A|, B) as the anchors' scores."""
+        self._scores[: self._size] = coefficients.abs().mean(1)
 
     def _victim(self) -> int:
         oldest = int(self._ages.argmin())
@@ -101,17 +102,38 @@ class Atlas:
 class SearchSpace:
     """All models w + c·Ā, where Ā is the anchors times their scales. Ā is never built in memory.
 
-    `scales` (m,) has one number per row. A point is computed outside autograd, and a gradient is projected
-    on the anchors afterwards: one matrix-vector product each.
+    `scales` (m,) has one number per row. A point is computed outside autograd, and a gradient is projected on the
+    anchors afterwards: one matrix-vector product each. With `blocks`, c has B numbers for each anchor, one after the
+    other (m·B,), and the products are split at the borders of the blocks: w_i + Σ_m c[m, b(i)] r_m a_{m,i}.
     """
 
     origin: Weights
     anchors: Anchors
     scales: Tensor
+    blocks: Blocks | None = None
 
     def point(self, coefficients: Tensor) -> Weights:
         """w + c·Ā; the running statistics do not depend on c."""
-        return Weights(self.anchors.combine(self.origin.vector, coefficients * self.scales), self.origin.buffers)
+        scaled = coefficients * self.scales if self.blocks is None else self.table(coefficients) * self.scales[:, None]
+        return Weights(self.anchors.combine(self.origin.vector, scaled, self.blocks), self.origin.buffers)
+
+    def project(self, gradient: Tensor) -> Tensor:
+        """∂ℓ/∂c = Ā·∂ℓ/∂w."""
+        products = self.anchors.project(gradient, self.blocks)
+        return self.scales * products if self.blocks is None else (self.scales[:, None] * products).flatten()
+
+    def table(self, coefficients: Tensor) -> Tensor:
+        """The coefficients (m, B), with one row per anchor; without blocks, B is 1."""
+        return coefficients.view(len(self.scales), self._width)
+
+    def in_every_block(self, coefficients: Tensor) -> Tensor:
+        """The coefficients of a step that gives each anchor (m,) the same coefficient in all its blocks."""
+        return coefficients.repeat_interleave(self._width)
+
+    @property
+    def _width(self) -> int:
+        """The number of coefficients per anchor (B)."""
+        return 1 if self.blocks is None else len(self.blocks)
 
     def lengths(self) -> Tensor:
         """The norm of each normalised anchor, ‖ā_m‖ (m,)."""
@@ -119,6 +141,7 @@ class SearchSpace:
         rows = torch.diag(self.scales)
         return torch.stack([torch.linalg.vector_norm(self.anchors.combine(zeros, row)) for row in rows])
 
-    def project(self, gradient: Tensor) -> Tensor:
-        """∂ℓ/∂c = Ā·∂ℓ/∂w."""
-        return self.scales * self.anchors.project(gradient)
+    def widened(self, origin: Weights, row: Tensor) -> "SearchSpace":
+        """The space with another origin and with one more row (d,), which is not scaled."""
+        anchors = JoinedRows(self.anchors, FloatRows(row[None]))
+        return SearchSpace(origin, anchors, torch.cat([self.scales, self.scales.new_ones(1)]), self.blocks)

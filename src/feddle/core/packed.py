@@ -4,12 +4,14 @@ The products are compiled by numba, because torch has no public product of 8-bit
 on blocks that fit in the cache.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from feddle.core.blocks import Blocks, Segment
 from feddle.core.compiled import compiled
 from feddle.core.rows import allocate
 
@@ -43,17 +45,23 @@ class Int8Rows:
         """See `Rows`."""
         return Int8Rows(self.codes[:count], self.scales[:count])
 
-    def combine(self, origin: Tensor, coefficients: Tensor) -> Tensor:
+    def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`."""
         out = torch.empty_like(origin)
-        _combine(self.codes.numpy(), (coefficients * self.scales).numpy(), origin.numpy(), out.numpy())
+        scaled = coefficients.view(len(self), -1).T * self.scales  # (B, m)
+        _combine(self.codes.numpy(), scaled.contiguous().numpy(), origin.numpy(), out.numpy(), self._segments(blocks))
         return out
 
-    def project(self, vector: Tensor) -> Tensor:
+    def project(self, vector: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`."""
-        out = torch.zeros(len(self))
-        _project(self.codes.numpy(), vector.numpy(), out.numpy())
-        return out.mul_(self.scales)
+        out = torch.zeros(1 if blocks is None else len(blocks), len(self))
+        _project(self.codes.numpy(), vector.numpy(), out.numpy(), self._segments(blocks))
+        products = out.mul_(self.scales).T
+        return products[:, 0] if blocks is None else products.contiguous()
+
+    def _segments(self, blocks: Blocks | None) -> "np.ndarray[Any, np.dtype[np.int64]]":
+        segments = [Segment(0, 1, self.codes.shape[1], 0)] if blocks is None else blocks.segments
+        return np.array([astuple(part) for part in segments], dtype=np.int64)
 
 
 # four rows at a time, so that the vector is loaded once for the four
@@ -95,25 +103,33 @@ def _dot(a, vector):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _combine(rows, coefficients, origin, out):  # type: ignore[no-untyped-def]
-    count, width = rows.shape
-    for first in range(0, width, _BLOCK):
-        block = rows[:, first : min(width, first + _BLOCK)]
-        sums = out[first : first + block.shape[1]]
-        sums[:] = origin[first : first + block.shape[1]]
-        for r in range(0, count - 3, 4):
-            _add4(sums, block[r], block[r + 1], block[r + 2], block[r + 3], coefficients[r : r + 4])
-        for r in range(count - count % 4, count):
-            _add(sums, block[r], coefficients[r])
+def _combine(rows, coefficients, origin, out, segments):  # type: ignore[no-untyped-def]
+    count = rows.shape[0]
+    for start, lines, width, block in segments:
+        for line in range(lines):
+            own = coefficients[block + line]
+            end = start + (line + 1) * width
+            for first in range(end - width, end, _BLOCK):
+                last = min(end, first + _BLOCK)
+                part, sums = rows[:, first:last], out[first:last]
+                sums[:] = origin[first:last]
+                for r in range(0, count - 3, 4):
+                    _add4(sums, part[r], part[r + 1], part[r + 2], part[r + 3], own[r : r + 4])
+                for r in range(count - count % 4, count):
+                    _add(sums, part[r], own[r])
 
 
 @_jit
-def _project(rows, vector, out):  # type: ignore[no-untyped-def]
-    count, width = rows.shape
-    for first in range(0, width, _BLOCK):
-        block = rows[:, first : min(width, first + _BLOCK)]
-        part = vector[first : first + block.shape[1]]
-        for r in range(0, count - 3, 4):
-            _dot4(out[r : r + 4], block[r], block[r + 1], block[r + 2], block[r + 3], part)
-        for r in range(count - count % 4, count):
-            out[r] += _dot(block[r], part)
+def _project(rows, vector, out, segments):  # type: ignore[no-untyped-def]
+    count = rows.shape[0]
+    for start, lines, width, block in segments:
+        for line in range(lines):
+            own = out[block + line]
+            end = start + (line + 1) * width
+            for first in range(end - width, end, _BLOCK):
+                last = min(end, first + _BLOCK)
+                part, gradient = rows[:, first:last], vector[first:last]
+                for r in range(0, count - 3, 4):
+                    _dot4(own[r : r + 4], part[r], part[r + 1], part[r + 2], part[r + 3], gradient)
+                for r in range(count - count % 4, count):
+                    own[r] += _dot(part[r], gradient)

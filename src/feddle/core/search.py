@@ -22,8 +22,8 @@ class Objective(Protocol):
     An optional attribute `state` is kept from one search to the next and saved in checkpoints (`core/state.py`).
     """
 
-    def begin(self, start: Weights, seed: int) -> None:
-        """Prepare a search from `start`: choose the examples, and fit what the loss needs."""
+    def begin(self, start: Weights, seed: int, among: Tensor | None = None) -> None:
+        """Prepare a search from `start`: choose examples, only those with indices `among`; fit what the loss needs."""
 
     def __len__(self) -> int:
         """Number of examples in the current search."""
@@ -34,7 +34,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The result of a search: ĉ (m,), and the mean loss over its last pass."""
+    """The result of a search: ĉ, and the mean loss over its last pass."""
 
     coefficients: Tensor
     loss: float
@@ -44,7 +44,8 @@ class Found:
 class SearchTask:
     """A search to perform: minimise loss + λ/2·‖c − c′‖² over the coefficients c, starting from the fallback's c′.
 
-    `start` (m,) is c′, `regularisation` is λ, and `seed` determines the order of the mini-batches.
+    `start` is c′, one number per anchor and block. `regularisation` is λ, and `seed` determines the order of the
+    mini-batches.
     """
 
     space: SearchSpace
@@ -54,7 +55,7 @@ class SearchTask:
     seed: int = 0
 
     def slope(self, coefficients: Tensor, gradient: Tensor) -> Tensor:
-        """∂ℓ/∂c + λ(c − c′) (m,), from the gradient (d,) of the loss."""
+        """∂ℓ/∂c + λ(c − c′), from the gradient (d,) of the loss."""
         return self.space.project(gradient) + self.regularisation * (coefficients - self.start)
 
 

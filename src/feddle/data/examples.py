@@ -117,8 +117,13 @@ def as_examples(data: Examples | Dataset[Any]) -> Examples:
     raise FeddleError(f"expected a map-style torch Dataset of (input, target) pairs, got {type(data).__name__}")
 
 
-def draw(examples: Examples, limit: int | None, seed: int) -> Examples:
-    """At most `limit` of the examples, drawn at random; all of them, in order, if that is enough."""
+def draw(examples: Examples, limit: int | None, seed: int, among: Tensor | None = None) -> Examples:
+    """At most `limit` of the examples, drawn at random; all of them, in order, if that is enough.
+
+    With `among`, only the examples with these indices are considered.
+    """
+    if among is not None:
+        examples = Selection(examples, among)
     if limit is None or limit >= len(examples):
         return examples
     return Selection(examples, torch.randperm(len(examples), generator=torch_generator(seed))[:limit])

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddle.core.atlas import SearchSpace
+from feddle.core.blocks import Blocks, Coefficients, make_blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.rows import FloatRows
@@ -28,20 +29,23 @@ class ConvexOptions(MethodOptions):
     lr: Positive = Field(1e-2, description="learning rate of the coefficients")
     epochs: ServerEpochs = 1
     batch_size: BatchSize = 32
+    coefficients: Coefficients = "shared"
 
     def build(self, parts: Parts) -> "ConvexMerging":
         """The method."""
         bench = parts.bench
         objective = TaskObjective(bench.model, bench.layout, parts.server_data(), bench.loss)
-        return ConvexMerging(objective, self.lr, self.epochs, self.batch_size, seed=parts.seed)
+        blocks = make_blocks(self.coefficients, bench.layout)
+        return ConvexMerging(objective, self.lr, self.epochs, self.batch_size, seed=parts.seed, blocks=blocks)
 
 
 @dataclass(eq=False)
 class ConvexMerging:
     """Search the convex hull of the current and the reported models for the lowest loss on the server's data.
 
-    w ← w + Σ c_j (w_j − w) with w_j = start_j + Δ_j, c ≥ 0 and Σ c ≤ 1. The current model has the remaining
-    weight. Nothing is normalised, and nothing is kept from one round to the next. The search starts at equal weights.
+    w ← w + Σ c_j (w_j − w) with w_j = start_j + Δ_j, c ≥ 0 and Σ c ≤ 1 in each block. The current model has the
+    remaining weight. Nothing is normalised, and nothing is kept from one round to the next. The search starts at equal
+    weights.
     """
 
     objective: Objective
@@ -49,6 +53,7 @@ class ConvexMerging:
     epochs: int
     batch_size: int
     seed: int
+    blocks: Blocks | None = None
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""
@@ -57,13 +62,16 @@ class ConvexMerging:
         reported = torch.stack([a.start.vector + a.update.delta for a in arrivals])
         ones = torch.ones(len(arrivals), device=model.vector.device)
         origin = Weights(model.vector, average_buffers(model, arrivals))
-        space = SearchSpace(origin, FloatRows(reported - model.vector), ones)
-        task = SearchTask(space, self.objective, ones / (len(arrivals) + 1), seed=seed_for(self.seed, "convex", round))
-        self.objective.begin(space.point(task.start), task.seed)
-        found = adam_search(
-            task, self.lr, self.epochs, self.batch_size, constraint=into_simplex, remedy="lower method.lr"
-        )
-        notes = {"coefficients": rounded(found.coefficients), "negative_share": 0.0}
+        space = SearchSpace(origin, FloatRows(reported - model.vector), ones, self.blocks)
+        start = space.in_every_block(ones / (len(arrivals) + 1))
+        task = SearchTask(space, self.objective, start, seed=seed_for(self.seed, "convex", round))
+        self.objective.begin(space.point(start), task.seed)
+
+        def into_hull(coefficients: Tensor) -> Tensor:
+            return torch.stack([into_simplex(block) for block in space.table(coefficients).T], 1).flatten()
+
+        found = adam_search(task, self.lr, self.epochs, self.batch_size, constraint=into_hull, remedy="lower method.lr")
+        notes = {"coefficients": rounded(space.table(found.coefficients).mean(1)), "negative_share": 0.0}
         return Merged(space.point(found.coefficients), notes)
 
 

@@ -73,9 +73,9 @@ class TaskObjective:
     def __post_init__(self) -> None:
         self._current = self.examples
 
-    def begin(self, start: Weights, seed: int) -> None:  # noqa: ARG002
+    def begin(self, start: Weights, seed: int, among: Tensor | None = None) -> None:  # noqa: ARG002
         """Choose the examples of a search."""
-        self._current = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"))
+        self._current = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"), among)
 
     def __len__(self) -> int:
         return len(self._current)

@@ -168,11 +168,11 @@ class SurrogateObjective:
     def __len__(self) -> int:
         return len(self._current)
 
-    def begin(self, start: Weights, seed: int) -> None:
+    def begin(self, start: Weights, seed: int, among: Tensor | None = None) -> None:
         """Choose the examples of a search, and fit θ to their representations at `start`."""
         self.layout.write(self.model, start)
         self.model.eval()
-        chosen = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"))
+        chosen = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"), among)
         self._current = self.targets(chosen, self._all_representations, seed_for(seed, "targets"))
         features = self._all_representations(self._current)
         labels = torch.cat([self._current.take(index)[1] for index in in_order(len(self._current), PASS_BATCH)])

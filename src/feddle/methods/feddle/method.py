@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddle.core.atlas import Atlas, Eviction, SearchSpace
+from feddle.core.blocks import Blocks, Coefficients, make_blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.search import Found, Objective, Observer, Search, SearchTask, rounded
@@ -16,6 +17,7 @@ from feddle.core.seeds import seed_for
 from feddle.methods.feddle.anchors import Anchoring, AnchorOptions, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.search import PaperSearch, SearchOptions, SgdSearch
+from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.feddle.storage import FloatStorage, StorageOptions
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.options import Count, NonNegative
@@ -47,6 +49,10 @@ class FeddleOptions(MethodOptions):
         "in-domain data and 0.01 with out-of-domain data",
     )
     search: SearchOptions = PaperSearch()
+    coefficients: Coefficients = "shared"
+    server_anchor: ServerAnchorOptions | None = Field(
+        None, description="the server's own update as one more anchor; off by default; `server_anchor: {}` turns it on"
+    )
 
     def build(self, parts: Parts) -> "Feddle":
         """The method."""
@@ -67,6 +73,8 @@ class FeddleOptions(MethodOptions):
             regularisation=regularisation,
             seed=parts.seed,
             observe=parts.observe,
+            blocks=make_blocks(self.coefficients, parts.bench.layout),
+            server_anchor=None if self.server_anchor is None else self.server_anchor.build(parts),
         )
 
 
@@ -86,6 +94,9 @@ class Feddle:
     The search starts from the coefficients c′ of a trusted fallback. `regularisation` (λ) adds λ/2·‖c − c′‖² to the
     loss, which keeps the result near c′. A round without a new anchor does not change the trainable parameters.
     `observe` is called after each search, for diagnostics.
+
+    With `blocks`, an anchor has a coefficient for each block, all of which start at c′. With a `server_anchor`, every
+    round searches, and the server's own update is one more row, which starts at 1.
     """
 
     objective: Objective
@@ -97,6 +108,8 @@ class Feddle:
     regularisation: float = 0.0
     seed: int = 0
     observe: Observer | None = None
+    blocks: Blocks | None = None
+    server_anchor: ServerAnchor | None = None
 
     def __post_init__(self) -> None:
         states = (getattr(part, "state", None) for part in (self.anchors, self.objective))
@@ -106,17 +119,24 @@ class Feddle:
         """See `Strategy`."""
         fresh = self._insert(arrivals)
         origin = Weights(model.vector, average_buffers(model, arrivals))
-        if not fresh:
+        if not fresh and self.server_anchor is None:
             return Merged(origin)
         scales = self.atlas.row_scales()
-        space = SearchSpace(origin, self.atlas.active(), scales if self.normalise else torch.ones_like(scales))
-        start, seed = self._start(fresh, space.scales), seed_for(self.seed, "search", round)
-        self.objective.begin(space.point(start), seed)
+        scales = scales if self.normalise else torch.ones_like(scales)
+        space, among = SearchSpace(origin, self.atlas.active(), scales, self.blocks), None
+        start, seed = self._start(fresh, scales), seed_for(self.seed, "search", round)
+        if self.server_anchor is not None:
+            before = space.point(space.in_every_block(start))
+            after = self.server_anchor.train(before, round)
+            space = space.widened(Weights(model.vector, after.buffers), after.vector - before.vector)
+            start, among = torch.cat([start, start.new_ones(1)]), self.server_anchor.split(round)[1]
+        start = space.in_every_block(start)
+        self.objective.begin(space.point(start), seed, among)
         task = SearchTask(space, self.objective, start, self.regularisation, seed)
         found = self.search(task)
-        self.atlas.score(found.coefficients)
+        self.atlas.score(space.table(found.coefficients)[: len(self.atlas)])
         observed = self.observe(round, task, self.search, found) if self.observe else {}
-        return Merged(space.point(found.coefficients), {**self._notes(found, start), **observed})
+        return Merged(space.point(found.coefficients), {**self._notes(found, task), **observed})
 
     def _insert(self, arrivals: Sequence[Arrival]) -> dict[int, Arrival]:
         """Store the arrivals as anchors; those still in the atlas afterwards, by row and in order of arrival.
@@ -136,17 +156,24 @@ class Feddle:
     def _start(self, fresh: Mapping[int, Arrival], scales: Tensor) -> Tensor:
         """c′ (|A|,): the fallback's step b·A, expressed in the normalised anchors: c′_m = b_m/r_m."""
         start = torch.zeros_like(scales)
+        if not fresh:
+            return start
         raw = self.fallback(list(fresh.values()))
         start[list(fresh)] = torch.tensor(raw, dtype=scales.dtype, device=scales.device)
         return start / scales
 
-    def _notes(self, found: Found, start: Tensor) -> dict[str, Any]:
-        origins = self.atlas.origins()
-        return {
-            "coefficients": rounded(found.coefficients),
+    def _notes(self, found: Found, task: SearchTask) -> dict[str, Any]:
+        origins, table = self.atlas.origins(), task.space.table(found.coefficients)
+        notes = {
+            "coefficients": rounded(table[: len(origins)].mean(1)),
             "negative_share": float((found.coefficients < 0).float().mean()),
-            "moved": float(torch.linalg.vector_norm(found.coefficients - start)),
+            "moved": float(torch.linalg.vector_norm(found.coefficients - task.start)),
             "anchor_clients": [job.client for job in origins],
             "anchor_versions": [job.version for job in origins],
             "search_loss": found.loss,
         }
+        if self.blocks is not None:
+            notes |= {"blocks": list(self.blocks.names), "block_coefficients": [rounded(row) for row in table]}
+        elif self.server_anchor is not None:
+            notes["server_coefficient"] = float(table[-1])
+        return notes

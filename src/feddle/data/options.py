@@ -3,14 +3,13 @@
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, final
+from typing import Annotated, Literal, TypeVar, final
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection
 from feddle.data.datasets import named
-from feddle.data.fetch.hashes import files_hash, place_hash
 from feddle.data.kinds import KINDS, Kind
 from feddle.data.partition import Auto, PartitionOptions
 from feddle.data.pictures import Files
@@ -18,18 +17,24 @@ from feddle.data.readers.csv import Columns, read_csv
 from feddle.data.readers.folder import read_folder
 from feddle.data.readers.hf import read_huggingface
 from feddle.data.readers.npz import read_npz
-from feddle.data.source import Source, expanded
+from feddle.data.source import Source, expanded, files_hash, place_hash
 from feddle.options import Count, CountOrZero, Options, Share, no_bool
 
+Placed = TypeVar("Placed", "Data", "ServerData")
 
-def _require_place(name: str | None, path: str | None, folder: str | None) -> None:
+
+def _require_place(data: Placed) -> Placed:
     """Your own data has a path; other data sets may have a folder."""
+    name, path, folder = data.name, data.path, data.folder
+    if name is None and (path or folder):
+        raise ValueError("path and folder belong to another data set; set name to that data set")
     if name in KINDS and path is None:
         raise ValueError(f"{name} is your own data; set path to where it is")
     if name in KINDS and folder is not None:
         raise ValueError(f"folder is for official files; for your own data ({name}) use path")
     if name not in KINDS and path is not None:
         raise ValueError(f"path is for your own data, with the name {', '.join(KINDS)}; for {name} use folder")
+    return data
 
 
 class ServerData(Options):
@@ -54,12 +59,7 @@ class ServerData(Options):
     )
     label_noise: Share = Field(0.0, description="share of the server's labels that are replaced by another class")
 
-    @model_validator(mode="after")
-    def _placed(self) -> "ServerData":
-        if self.name is None and (self.path or self.folder):
-            raise ValueError("path and folder belong to another data set; set name to that data set")
-        _require_place(self.name, self.path, self.folder)
-        return self
+    _placed = model_validator(mode="after")(_require_place)
 
 
 class Data(Options):
@@ -110,10 +110,7 @@ class Data(Options):
         server = self.server
         return server.name is not None and (server.name, server.path) != (self.name, self.path)
 
-    @model_validator(mode="after")
-    def _placed(self) -> "Data":
-        _require_place(self.name, self.path, self.folder)
-        return self
+    _placed = model_validator(mode="after")(_require_place)
 
 
 @final

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from feddle.data.fetch.fetching import Tensors
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable
 
 _FLOAT = 1  # TensorProto.DataType of ONNX
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf

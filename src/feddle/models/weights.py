@@ -9,10 +9,8 @@ from typing import Any, ClassVar, final
 import torch
 
 from feddle.data.fetch.fetching import Fetched, Tensors
-from feddle.data.fetch.hashes import place_hash
 from feddle.data.fetch.origins import Official, Package
-from feddle.data.readers.files import Unusable, find_file
-from feddle.data.source import cache_folder, unknown_name
+from feddle.data.source import Unusable, cache_folder, find_file, place_hash, unknown_name
 from feddle.models.checkpoints import read_checkpoint, read_onnx
 from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 

@@ -3,8 +3,8 @@
 import hashlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,9 +19,8 @@ from feddle.core.errors import FeddleError
 from feddle.data.fetch.origins import Folder, Official, Origin, Package
 from feddle.data.fetch.progress import Reporter
 from feddle.data.pictures import require_pillow
-from feddle.data.readers.files import Unusable
 from feddle.data.readers.formats import jpegs_hash
-from feddle.data.source import cache_folder, expanded
+from feddle.data.source import Unusable, cache_folder, expanded
 
 Tensors = dict[str, Tensor]
 
@@ -158,33 +157,24 @@ def _gather(wanted: Fetched, folder: Path | None, reporter: Reporter) -> Tensors
     """Try the origins in order, the user's folder first."""
     named = [Folder(folder, "the folder", wanted.archive)] if folder else []
     reasons = []
+    workspace = wanted.file.parent / f".{wanted.name}.fetching"  # for the process that holds the lock
     for origin in (*named, *wanted.origins):
+        shutil.rmtree(workspace, ignore_errors=True)  # a process that was killed may have left one
+        workspace.mkdir()
         try:
-            with _workspace(wanted) as workspace:
-                return wanted.decode(origin.collect(wanted.name, workspace, reporter))
+            return wanted.decode(origin.collect(wanted.name, workspace, reporter))
         except Unusable as reason:
             reasons.append(f"{origin} ({reason})")
             if origin in named:
                 reporter.say(f"cannot use {origin} for {wanted.name}: {reason}; trying the next source")
+        finally:
+            shutil.rmtree(workspace, ignore_errors=True)
     found = f"the cached file {wanted.file} is broken and " if wanted.file.exists() else ""
     advice = f", or {wanted.advice}" if wanted.advice else ""
     raise FeddleError(
         f"{found}no source of {wanted.name} answered: {'; '.join(reasons)}. To continue, put the official files in a "
         f"folder and name it with {wanted.folder_option} or --folder{advice}"
     )
-
-
-@contextmanager
-def _workspace(wanted: Fetched) -> Iterator[Path]:
-    """An empty folder next to the cached file, for the process that holds the lock; always removed afterwards."""
-    path = wanted.file.parent / f".{wanted.name}.fetching"
-    # A process that was killed may have left one.
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _locked(wanted: Fetched, reporter: Reporter) -> AbstractContextManager[object]:

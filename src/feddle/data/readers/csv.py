@@ -13,7 +13,7 @@ from torch import Tensor
 from feddle.core.errors import FeddleError, did_you_mean
 from feddle.data.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks
 from feddle.data.pictures import Files, require_pillow
-from feddle.data.readers.files import Unusable, find_file
+from feddle.data.source import Unusable, find_file
 from feddle.options import Options
 
 Column = Literal["image", "label", "client", "split"]

@@ -9,7 +9,7 @@ from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection
 from feddle.data.pictures import ENDINGS, Files, require_pillow
 from feddle.data.readers.csv import Column, find_splits, labelled_rows
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable
 
 
 def read_folder(path: Path) -> Collection:

@@ -1,5 +1,6 @@
 """Official files that are decoded as a whole: idx (MNIST), the digits, CIFAR in binary, and the chest X-rays."""
 
+import gzip
 import hashlib
 import io
 import math
@@ -7,21 +8,17 @@ import tarfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from feddle.data.collection import Collection, Labelled
-from feddle.data.readers.files import LIMIT, Unusable, find_file, read_bytes
+from feddle.data.source import Unusable, find_file
 
-IDX_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+_LIMIT = 1 << 28  # bytes; the largest official file has 154 MB
+IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 CIFAR_FOLDER = "cifar-10-batches-bin"
 CHEST_FOLDER = "sofiimg/datasets/pneumonia"
 _DIGITS = ("optdigits.tes", "digits.csv", "digits.csv.gz")
@@ -48,7 +45,7 @@ def decode_idx(folder: Path) -> dict[str, Tensor]:
 
 def _read_idx(path: Path) -> Tensor:
     """Four bytes, the last of which is the number of dimensions; the dimensions, four bytes each; then the values."""
-    content = read_bytes(path)
+    content = _read_bytes(path)
     try:
         _, *sizes = np.frombuffer(content, ">u4", count=1 + content[3]).tolist()
         values = np.frombuffer(content, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes)
@@ -61,7 +58,7 @@ def decode_digits(folder: Path) -> dict[str, Tensor]:
     """A table of text: 64 pixels from 0 to 16 and the label per line; the last fifth of the lines is the test set."""
     path = find_file(folder, *_DIGITS)
     try:
-        rows = [line.split(b",") for line in read_bytes(path).split()]
+        rows = [line.split(b",") for line in _read_bytes(path).split()]
         table = np.array(rows, dtype=np.int64).reshape(-1, 65)
     except ValueError as error:
         raise Unusable(f"{path.name} is not a table of 65 whole numbers per line") from error
@@ -74,7 +71,7 @@ def decode_cifar(folder: Path) -> dict[str, Tensor]:
     """CIFAR-10: five training batches and a test batch."""
     inside = folder / CIFAR_FOLDER
     paths = [find_file(inside if inside.is_dir() else folder, name) for name in _BATCHES]
-    *train, test = (_records(read_bytes(path), path.name, labels=1) for path in paths)
+    *train, test = (_records(_read_bytes(path), path.name, labels=1) for path in paths)
     images, labels = (torch.cat(tensors) for tensors in zip(*train, strict=True))
     return Arrays(images, labels, *test)._asdict()
 
@@ -103,11 +100,11 @@ def _cifar100_file(place: Path, name: str) -> bytes:
     """A file of the archive, which may be unpacked or not."""
     archive, folder = place / f"{_CIFAR100}.tar.gz", place / _CIFAR100
     if not archive.is_file():
-        return read_bytes(find_file(folder if folder.is_dir() else place, name))
+        return _read_bytes(find_file(folder if folder.is_dir() else place, name))
     try:
         with tarfile.open(archive) as tar:
             member = tar.extractfile(f"{_CIFAR100}/{name}")
-            return b"" if member is None else member.read(LIMIT)
+            return b"" if member is None else member.read(_LIMIT)
     except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:
         raise Unusable(f"{archive.name} cannot be read ({error})") from error
 
@@ -142,7 +139,7 @@ def jpegs_hash(files: Iterable[Path]) -> str:
     """
     digest = hashlib.sha256()
     for path in files:
-        content = read_bytes(path)
+        content = _read_bytes(path)
         digest.update(f"{'/'.join(path.parts[-3:])} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
@@ -153,7 +150,7 @@ def _read_jpeg(path: Path) -> Tensor:
     from PIL import Image  # of the extra feddle[images], which most data sets do not need
 
     try:
-        with Image.open(io.BytesIO(read_bytes(path)), formats=["JPEG"]) as image:
+        with Image.open(io.BytesIO(_read_bytes(path)), formats=["JPEG"]) as image:
             return torch.from_numpy(np.array(image))[None]
     except OSError as error:
         raise Unusable(f"{path.name} is not a JPEG file that Pillow can read") from error
@@ -163,3 +160,18 @@ def _tensor(values: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]", *shape:
     """Labels as an int64 tensor (n,), or with a shape (C, H, W), pixels as a uint8 tensor (n, C, H, W)."""
     # astype copies, since the bytes of a file cannot be written to
     return torch.from_numpy(values.reshape(-1, *shape).astype(np.uint8 if shape else np.int64))
+
+
+def _read_bytes(path: Path) -> bytes:
+    """The content of a file, unzipped if it is gzipped."""
+    try:
+        with path.open("rb") as raw:
+            # The first bytes decide, not the name: a web server may unzip a .gz file on the way.
+            zipped = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if zipped else raw
+            content = stream.read(_LIMIT + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise Unusable(f"{path.name} cannot be read ({error})") from error
+    if len(content) > _LIMIT:
+        raise Unusable(f"{path.name} is larger than {_LIMIT >> 20} MB")
+    return content

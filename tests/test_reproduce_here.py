@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddle.data import own
-from feddle.data.fetch import hashes
-from feddle.data.fetch.hashes import files_hash
+from feddle.data import options, source
+from feddle.data.source import files_hash
 from feddle.grids.cells import data_hashes
 from feddle.grids.grid import Cell, load_grid
 from feddle.grids.plan import plan
@@ -27,7 +26,7 @@ SETTING = "cnn/fashion-mnist/dir0.1/sigma20"
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
-    for remembered in (hashes.place_hash, own._table_hash):
+    for remembered in (source.place_hash, options._table_hash):
         remembered.cache_clear()
 
 
@@ -105,7 +104,7 @@ def test_files_are_read_once_for_their_hash(tmp_path: Path, monkeypatch: pytest.
     first = files_hash(aged(folder), files)
     assert first == fresh
     with monkeypatch.context() as patch:
-        patch.setattr(hashes, "_read_all", None)
+        patch.setattr(source, "_read_all", None)
         assert files_hash(folder, files) == first
     (folder / "a").write_text("two")
     assert files_hash(folder, files) != first
@@ -133,7 +132,7 @@ def test_the_hash_of_ones_own_data_is_of_its_content(tmp_path: Path, what: str) 
     before = data_hashes(config)
     changed = path if what == "table" else next(path.parent.rglob("*.png"))
     changed.write_bytes(changed.read_bytes() + b"\n")
-    own._table_hash.cache_clear()
+    options._table_hash.cache_clear()
     assert before.keys() == data_hashes(config).keys() == {"csv"}
     assert before != data_hashes(config)
 
@@ -152,11 +151,11 @@ def test_the_hash_of_a_model_of_ones_own_is_of_its_folder(tmp_path: Path) -> Non
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     config = tiny(model={"name": "transformers", "path": str(folder)})
-    source = config.model.weights()
-    assert source is not None
-    first = source.digest()
+    held = config.model.weights()
+    assert held is not None
+    first = held.digest()
     (folder / "config.json").write_text("{ }")
-    hashes.place_hash.cache_clear()
+    source.place_hash.cache_clear()
     assert first is not None
-    assert source.digest() not in (None, first)
+    assert held.digest() not in (None, first)
     assert tiny().model.weights() is None

@@ -27,7 +27,7 @@ from feddle.cli.display import RunDisplay
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.data.examples import FromDataset
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable
 from feddle.methods.options import AnyMethod
 from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.run.folder import RunFolder, go_to_the_end, resume_run, run_config

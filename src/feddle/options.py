@@ -46,11 +46,11 @@ class Options(BaseModel):
             return f"did you mean {inside[0]!r}?"
         if question := did_you_mean(key, cls.model_fields):
             return question
-        kind = cls.__base__
-        if cls.named() and kind is not None and kind is not Options and issubclass(kind, Options):
-            options = {option: c.named() for c in kind.__subclasses__() for option in c.model_fields}
-            if other := nearest(key, options, cutoff=0.5):
-                owners = [c.named() for c in kind.__subclasses__() if other in c.model_fields]
+        kind = [base for base in cls.__mro__ if issubclass(base, Options) and base is not Options][-1]
+        if cls.named() and kind is not cls:
+            choices = list(_choices(kind))
+            if other := nearest(key, [option for c in choices for option in c.model_fields], cutoff=0.5):
+                owners = [c.named() for c in choices if other in c.model_fields]
                 return f"{other!r} is an option of {', '.join(owners)}, not of {cls.named()}"
         return f"the known keys are {', '.join(cls.model_fields)}"
 
@@ -59,6 +59,12 @@ class Options(BaseModel):
         """The name of this choice; empty if the class is not a choice."""
         field = cls.model_fields.get("name")
         return str(field.default) if field else ""
+
+
+def _choices(kind: type[Options]) -> Iterator[type[Options]]:
+    """The classes of a kind that have a name, at any depth."""
+    for member in kind.__subclasses__():
+        yield from [member] if member.named() else _choices(member)
 
 
 def members_of(field: FieldInfo) -> list[type[BaseModel]]:

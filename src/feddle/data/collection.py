@@ -87,19 +87,6 @@ def divided(name: str, rows: Labelled, parts: Tensor | None, classes: int) -> Co
     return Collection(name, rows.select(index[Part.TRAIN]), test, classes, server)
 
 
-def require_classes(collection: Collection, names: Sequence[str]) -> Collection:
-    """The collection, if it has two or more classes and training images of each."""
-    if len(names) < 2:
-        raise FeddleError(f"{collection.name} has only the class {names[0]!r}; at least two classes are required")
-    missing = set(range(len(names))) - set(np.unique(collection.train.labels.numpy()).tolist())
-    if missing:
-        rare = names[min(missing)]
-        raise FeddleError(
-            f"{collection.name} has no training image of the class {rare!r}; add one, or remove the class"
-        )
-    return collection
-
-
 def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
     """The images of at most `count` clients, drawn at random from those with training images and renumbered.
 

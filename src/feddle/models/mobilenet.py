@@ -1,33 +1,10 @@
 """MobileNetV2, with the key names of torchvision's checkpoints."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from feddle.models.options import ModelOptions
-from feddle.models.pretrained import BatchNorm, Pretrained, WeightsFolder, input_layer, start_from
-from feddle.models.weights import FetchedWeights, named
-
-
-class MobileNetV2Options(ModelOptions):
-    """MobileNetV2, for small devices; every layer trained."""
-
-    name: Literal["mobilenet-v2"] = "mobilenet-v2"
-    pretrained: Pretrained = True
-    folder: WeightsFolder = None
-    batchnorm: BatchNorm = "average"
-
-    def weights(self) -> FetchedWeights | None:
-        """See `ModelOptions`."""
-        return named(self.name, self.folder) if self.pretrained else None
-
-    def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:
-        """See `ModelOptions`."""
-        weights = self.weights()
-        inputs = input_layer(self.name, image_size, channels, weights)
-        model = MobileNetV2(classes, in_channels=channels, inputs=inputs)
-        return start_from(model, "classifier", weights, self.batchnorm, quiet=quiet)
-
+from feddle.models.options import ImageNetOptions
 
 # expansion, channels, blocks, stride of the first block
 _STAGES = (
@@ -87,3 +64,12 @@ class MobileNetV2(nn.Module):
 def _convolution(width: int, out: int, size: int, *, stride: int = 1, groups: int = 1) -> nn.Sequential:
     convolution = nn.Conv2d(width, out, size, stride=stride, padding=size // 2, groups=groups, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(out), nn.ReLU6(inplace=True))
+
+
+class MobileNetV2Options(ImageNetOptions):
+    """MobileNetV2, for small devices; every layer trained."""
+
+    network: ClassVar = MobileNetV2
+    head: ClassVar = "classifier"
+
+    name: Literal["mobilenet-v2"] = "mobilenet-v2"

@@ -1,33 +1,15 @@
 """What a model needs to start from weights that were trained on other images."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.core.errors import FeddleError
-from feddle.data.source import Source
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-# options that pretrained models share
-Pretrained = Annotated[
-    bool, Field(description="whether to start from ImageNet weights (`feddle weights list`) with a new head")
-]
-WeightsFolder = Annotated[
-    str | None, Field(description="folder that holds the official weights; by default they are downloaded")
-]
-BatchNorm = Annotated[
-    Literal["average", "fixed"],
-    Field(
-        description="running statistics: `average` (the mean of the clients' statistics) or `fixed` (those of the "
-        "pretrained weights, in training too)"
-    ),
-]
 
 
 class Standardise(nn.Module):
@@ -67,28 +49,6 @@ class FixedBatchNorm2d(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise features (n, C, H, W); the shape stays the same."""
         return F.batch_norm(inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-
-
-def input_layer(name: str, image_size: int, channels: int, weights: Source[Mapping[str, Tensor]] | None) -> nn.Module:
-    """The layer that prepares images for an ImageNet model, after a check of their size and channels."""
-    if image_size < 32:
-        raise FeddleError(f"{name} needs images of at least 32×32, got {image_size}; raise data.image_size")
-    if weights is None:
-        return nn.Identity()
-    if channels != 3:
-        raise FeddleError(f"the weights of {name} are for 3 channels, got data.channels {channels}; set it to 3")
-    return Standardise()
-
-
-def start_from(
-    model: nn.Module, head: str, weights: Source[Mapping[str, Tensor]] | None, batchnorm: BatchNorm, *, quiet: bool
-) -> nn.Module:
-    """Load the pretrained weights, if there are any, into every layer except the head, and return the model."""
-    if weights is not None:
-        adopt(model, weights.read(quiet=quiet), head)
-    if batchnorm == "fixed":
-        fix_statistics(model)
-    return model
 
 
 def adopt(model: nn.Module, weights: Mapping[str, Tensor], head: str) -> None:

@@ -1,32 +1,10 @@
 """ResNet-18, with the key names of torchvision's checkpoints."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from feddle.models.options import ModelOptions
-from feddle.models.pretrained import BatchNorm, Pretrained, WeightsFolder, input_layer, start_from
-from feddle.models.weights import FetchedWeights, named
-
-
-class ResNet18Options(ModelOptions):
-    """ResNet-18, every layer trained."""
-
-    name: Literal["resnet18"] = "resnet18"
-    pretrained: Pretrained = True
-    folder: WeightsFolder = None
-    batchnorm: BatchNorm = "average"
-
-    def weights(self) -> FetchedWeights | None:
-        """See `ModelOptions`."""
-        return named(self.name, self.folder) if self.pretrained else None
-
-    def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:
-        """See `ModelOptions`."""
-        weights = self.weights()
-        inputs = input_layer(self.name, image_size, channels, weights)
-        model = ResNet18(classes, in_channels=channels, inputs=inputs)
-        return start_from(model, "fc", weights, self.batchnorm, quiet=quiet)
+from feddle.models.options import ImageNetOptions
 
 
 class Block(nn.Module):
@@ -73,3 +51,12 @@ class ResNet18(nn.Module):
         features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
         logits: Tensor = self.fc(self.avgpool(features).flatten(1))
         return logits
+
+
+class ResNet18Options(ImageNetOptions):
+    """ResNet-18, every layer trained."""
+
+    network: ClassVar = ResNet18
+    head: ClassVar = "fc"
+
+    name: Literal["resnet18"] = "resnet18"

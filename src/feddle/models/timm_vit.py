@@ -23,11 +23,6 @@ _NAMES = {
 }
 
 
-def is_timm(settings: Mapping[str, Any]) -> bool:
-    """Whether a config.json is one of timm's: it names an architecture, and no type that transformers knows."""
-    return "architecture" in settings and "model_type" not in settings
-
-
 def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of transformers' ViTConfig, read from the shapes of the weights."""
     try:

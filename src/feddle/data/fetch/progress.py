@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import final
 
@@ -25,19 +25,16 @@ class Reporter:
         if not self.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    @contextmanager
-    def counting(self, words: str, total: int) -> Iterator[Callable[[int], None]]:
+    def counting(self, words: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
         """A bar of bytes, advanced by the function that it yields; `total` is 0 if it is not known."""
-        with self._live(_WORDS, bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn()) as progress:
-            task = progress.add_task(words, total=total or None)
-            yield partial(progress.advance, task)
+        return self._task(words, total, _WORDS, bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn())
+
+    def waiting(self, words: str) -> AbstractContextManager[Callable[[int], None]]:
+        """A spinner with the elapsed time, for work that does not report its progress."""
+        return self._task(words, 0, bars.SpinnerColumn(), _WORDS, bars.TimeElapsedColumn())
 
     @contextmanager
-    def waiting(self, words: str) -> Iterator[None]:
-        """A spinner with the elapsed time, for work that does not report its progress."""
-        with self._live(bars.SpinnerColumn(), _WORDS, bars.TimeElapsedColumn()) as progress:
-            progress.add_task(words, total=None)
-            yield
-
-    def _live(self, *columns: bars.ProgressColumn) -> bars.Progress:
-        return bars.Progress(*columns, console=Console(stderr=True), transient=True, disable=not self.live)
+    def _task(self, words: str, total: int, *columns: bars.ProgressColumn) -> Iterator[Callable[[int], None]]:
+        console = Console(stderr=True)
+        with bars.Progress(*columns, console=console, transient=True, disable=not self.live) as progress:
+            yield partial(progress.advance, progress.add_task(words, total=total or None))

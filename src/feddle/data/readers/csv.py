@@ -1,17 +1,19 @@
 """Tables of images: which column is which, and rows as a collection."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from feddle.core.errors import FeddleError, did_you_mean
-from feddle.data.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks, require_classes
+from feddle.data.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks
 from feddle.data.pictures import Files, require_pillow
+from feddle.data.source import Unusable, find_file
 from feddle.options import Options
 
 Column = Literal["image", "label", "client", "split"]
@@ -22,7 +24,14 @@ USUAL: dict[Column, tuple[str, ...]] = {
     "client": ("client", "client_id", "user", "user_id", "writer_id"),
     "split": ("split",),
 }
-TRAIN, TEST, SERVER = ("train", "training"), ("test", "val", "valid", "validation"), "server"
+# The same for the splits; the first name is what a split is called here.
+SPLITS = (("train", "training"), ("test", "val", "valid", "validation"), ("server",))
+
+
+def find_splits(present: Container[str]) -> dict[str, str]:
+    """The splits that are present, each with the name that it has there."""
+    found = {usual[0]: next((name for name in usual if name in present), None) for usual in SPLITS}
+    return {split: name for split, name in found.items() if name is not None}
 
 
 class Columns(Options):
@@ -33,14 +42,20 @@ class Columns(Options):
     client: str | None = Field(None, description="column of the client that owns the image; usually `client`; optional")
     split: str | None = Field(None, description="column with `train`, `test` or `server`; usually `split`; optional")
 
-    def find(self, column: Column, present: Sequence[str], source: str, *, needed: bool = True) -> str | None:
-        """The name of a column among those present; None if it is neither there nor needed."""
-        said: str | None = getattr(self, column)
-        found = next((name for name in ((said,) if said else USUAL[column]) if name in present), None)
-        if found is None and (needed or said):
-            looked = repr(said) if said else " or ".join(USUAL[column])
-            hint = f"{did_you_mean(said or column, present)} It has {', '.join(present) or 'none'}".lstrip()
-            raise FeddleError(f"{source} has no column {looked}: {hint}; set data.columns.{column} to the right one")
+    def find(self, present: Sequence[str], source: str) -> dict[Column, str]:
+        """The columns that are present, each with its name there; image and label must be."""
+        found: dict[Column, str] = {}
+        for column, usual in USUAL.items():
+            said: str | None = getattr(self, column)
+            name = next((name for name in ((said,) if said else usual) if name in present), None)
+            if name is not None:
+                found[column] = name
+            elif said or column in ("image", "label"):
+                looked = repr(said) if said else " or ".join(usual)
+                hint = f"{did_you_mean(said or column, present)} It has {', '.join(present) or 'none'}".lstrip()
+                raise FeddleError(
+                    f"{source} has no column {looked}: {hint}; set data.columns.{column} to the right one"
+                )
         return found
 
 
@@ -48,15 +63,15 @@ def read_csv(path: Path, columns: Columns) -> Collection:
     """A table of image files and labels, with optional clients and splits; paths are relative to the table."""
     require_pillow(str(path))
     names, table = read_table(path)
-    found = {c: columns.find(c, names, str(path), needed=c in ("image", "label")) for c in USUAL}
-    values = {c: [row[names.index(name)].strip() for _, row in table] for c, name in found.items() if name}
+    found = columns.find(names, str(path))
+    values = {column: [row[names.index(name)].strip() for _, row in table] for column, name in found.items()}
     for column in ("image", "label"):
         for (line, _), value in zip(table, values[column], strict=True):
             if not value:
                 raise FeddleError(f"{path}: line {line} has no {found[column]}; fill it in or leave the line out")
     files = Files.of(path.resolve().parent, values["image"])
     files.require()
-    return labelled_rows(str(path), files, values["label"], values.get("client"), values.get("split"))
+    return labelled_rows(str(path), files, values)
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -83,30 +98,36 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return names, table
 
 
-def labelled_rows(
-    name: str,
-    images: Tensor | Pictures,
-    labels: Sequence[str],
-    clients: Sequence[str] | None,
-    splits: Sequence[str] | None,
-) -> Collection:
-    """Classes and clients numbered in the order of their names; an empty client means that nobody owns the image."""
+def labelled_rows(name: str, images: Tensor | Pictures, columns: Mapping[Column, Sequence[str]]) -> Collection:
+    """Images with their columns of text: labels, and optionally clients and splits.
+
+    Classes and clients are numbered in the order of their names. An empty client means that nobody owns the image.
+    There must be two classes or more, and training images of each.
+    """
+    labels, clients = columns["label"], columns.get("client", ())
     if "" in labels:
         raise FeddleError(f"{name}: row {list(labels).index('')} (from 0) has no label; add it or leave the row out")
     numbers, classes = ranks(labels)
     owners = None
-    if clients is not None and any(clients):
+    if any(clients):
         known = [i for i, client in enumerate(clients) if client]
         owners = torch.full((len(labels),), NOBODY)
         owners[known] = ranks([clients[i] for i in known])[0]
-    parts = None if splits is None else _parts(name, splits)
-    return require_classes(divided(name, Labelled(images, numbers, owners), parts, len(classes)), classes)
+    parts = _parts(name, columns["split"]) if "split" in columns else None
+    collection = divided(name, Labelled(images, numbers, owners), parts, len(classes))
+    if len(classes) < 2:
+        raise FeddleError(f"{name} has only the class {classes[0]!r}; at least two classes are required")
+    if missing := set(range(len(classes))) - set(collection.train.labels.tolist()):
+        rare = classes[min(missing)]
+        raise FeddleError(f"{name} has no training image of the class {rare!r}; add one, or remove the class")
+    return collection
 
 
 def _parts(name: str, splits: Sequence[str]) -> Tensor:
     """The `Part` of each row: without a split it is for training; validation rows stand in for missing test rows."""
-    known = {**dict.fromkeys((*TRAIN, ""), Part.TRAIN), TEST[0]: Part.TEST, SERVER: Part.SERVER}
-    known |= dict.fromkeys(TEST[1:], Part.NOTHING if any(s.lower() == TEST[0] for s in splits) else Part.TEST)
+    train, (test, *validation), (server,) = SPLITS
+    known = {**dict.fromkeys((*train, ""), Part.TRAIN), test: Part.TEST, server: Part.SERVER}
+    known |= dict.fromkeys(validation, Part.NOTHING if any(s.lower() == test for s in splits) else Part.TEST)
     try:
         parts = torch.tensor([known[split.lower()] for split in splits])
     except KeyError as error:
@@ -115,3 +136,27 @@ def _parts(name: str, splits: Sequence[str]) -> Tensor:
     if not (parts == Part.TRAIN).any():
         raise FeddleError(f"{name}: no row is for training; give some the split train")
     return parts
+
+
+def read_isic(place: Path) -> Collection:
+    """ISIC 2019: a line of the table has a 1 for its diagnosis; a diagnosis without images (UNK) is no class."""
+    require_pillow("isic-2019")
+    table = find_file(place, "ISIC_2019_Training_GroundTruth.csv")
+    header, lines = read_table(table)
+    rows = [row for _, row in lines]
+    try:
+        truth = np.array([[float(value) for value in row[1:]] for row in rows])
+    except ValueError as error:
+        raise Unusable(f"{table.name} should hold numbers after the image's name") from error
+    if header[0] != "image" or truth.shape[1] < 2:
+        raise Unusable(f"{table.name} should have a column image, then one for each diagnosis")
+    named = (truth == 1).sum(axis=1)
+    if not (named == 1).all():
+        raise Unusable(f"{table.name} should name one diagnosis for {rows[int((named != 1).argmax())][0]}")
+    used = truth.any(axis=0)
+    labels = torch.from_numpy(truth[:, used].argmax(axis=1))
+    inside = place / "ISIC_2019_Training_Input"
+    folder = inside / inside.name if (inside / inside.name).is_dir() else inside
+    files = Files.of(folder.resolve(), [f"{row[0]}.jpg" for row in rows])
+    files.require()
+    return divided("isic-2019", Labelled(files, labels), None, int(used.sum()))

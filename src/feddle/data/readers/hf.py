@@ -11,9 +11,7 @@ from torch import Tensor
 from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection
 from feddle.data.pictures import decode_picture, require_pillow
-from feddle.data.readers.csv import SERVER, TEST, TRAIN, Columns, labelled_rows
-
-_SPLITS = {"train": TRAIN, "test": TEST, "server": (SERVER,)}
+from feddle.data.readers.csv import Columns, find_splits, labelled_rows
 
 
 def read_huggingface(path: Path, columns: Columns) -> Collection:
@@ -28,35 +26,30 @@ def read_huggingface(path: Path, columns: Columns) -> Collection:
     except Exception as error:  # of the library's own making, of many kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FeddleError(f"cannot read {path} as a Hugging Face dataset on disk ({reason})") from error
-    splits = None
-    if isinstance(loaded, datasets.DatasetDict):
-        names = {s: next((n for n in usual if n in loaded), None) for s, usual in _SPLITS.items()}
-        if names["train"] is None:
-            raise FeddleError(f"{path} has the splits {', '.join(map(str, loaded))}, but none that is called train")
-        present = {split: loaded[name] for split, name in names.items() if name is not None}
-        splits = [split for split, held in present.items() for _ in range(len(held))]
-        loaded = datasets.concatenate_datasets(list(present.values()))
-    return _from_dataset(str(path), loaded.with_format(None), columns, splits)
+    if not isinstance(loaded, datasets.DatasetDict):
+        return _from_dataset(str(path), loaded, columns)
+    splits = find_splits(loaded)
+    if "train" not in splits:
+        raise FeddleError(f"{path} has the splits {', '.join(map(str, loaded))}, but none that is called train")
+    whole = datasets.concatenate_datasets([loaded[name] for name in splits.values()])
+    of_each = [split for split, name in splits.items() for _ in range(len(loaded[name]))]
+    return _from_dataset(str(path), whole, columns.model_copy(update={"split": None}), of_each)
 
 
-def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] | None) -> Collection:
+def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] | None = None) -> Collection:
     from datasets import Image
 
+    dataset = dataset.with_format(None)
     if not len(dataset):
         raise FeddleError(f"{name} has no rows")
-    present = dataset.column_names
-    image = columns.find("image", present, name)
-    label = columns.find("label", present, name)
-    client = columns.find("client", present, name, needed=False)
-    split = columns.find("split", present, name, needed=False) if splits is None else None
+    found = columns.find(dataset.column_names, name)
+    image = found.pop("image")
     if not isinstance(dataset.features[image], Image):
         raise FeddleError(f"{name}: the column {image} should hold images (datasets.Image); cast it to that")
-    pictures = Stored(dataset.cast_column(image, Image(decode=False)), str(image), torch.arange(len(dataset)), name)
+    pictures = Stored(dataset.cast_column(image, Image(decode=False)), image, torch.arange(len(dataset)), name)
     plain = dataset.remove_columns([image])  # so that no image is read for its label
-    texts = {c: None if c is None else ["" if v is None else str(v) for v in plain[c]] for c in (label, client, split)}
-    labels = texts[label]
-    assert labels is not None
-    return labelled_rows(name, pictures, labels, texts[client], texts[split] if splits is None else splits)
+    texts = {column: ["" if v is None else str(v) for v in plain[own]] for column, own in found.items()}
+    return labelled_rows(name, pictures, texts if splits is None else {**texts, "split": splits})
 
 
 @dataclass(frozen=True, eq=False)

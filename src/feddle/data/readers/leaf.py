@@ -16,8 +16,7 @@ from torch import Tensor
 from feddle.core.durable import write_whole
 from feddle.data.collection import Collection, Labelled, divided
 from feddle.data.pictures import Files, require_pillow
-from feddle.data.places import cache_folder
-from feddle.data.readers.files import Unusable
+from feddle.data.source import Unusable, cache_folder
 
 FEMNIST_CLASSES = 40  # the paper keeps the first 40 of LEAF's 62: digits, capitals and a to d
 _SIDE = 28
@@ -37,18 +36,14 @@ def read_femnist(place: Path) -> Collection:
     try:
         tensors = load_file(kept)
     except (OSError, SafetensorError):
-        tensors = _decode_femnist(files)
+        images, labels, owners, test = _gather(files, _characters)
+        pixels = np.concatenate(images) if images else np.empty((0, 1, _SIDE, _SIDE))
+        tensors = {"images": torch.from_numpy(pixels), "labels": labels, "owners": owners, "test": test}
         with suppress(OSError):  # without the cache the next run decodes again
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_whole(kept, save(tensors), sync=False, contested=True)
     rows = Labelled(tensors["images"], tensors["labels"], tensors["owners"])
     return divided("femnist", rows, tensors["test"], FEMNIST_CLASSES)
-
-
-def _decode_femnist(files: list[tuple[bool, Path]]) -> dict[str, Tensor]:
-    images, labels, owners, test = _gather(files, _characters)
-    pixels = np.concatenate(images) if images else np.empty((0, 1, _SIDE, _SIDE))
-    return {"images": torch.from_numpy(pixels), "labels": labels, "owners": owners, "test": test}
 
 
 def _characters(images: list[Any], labels: list[int], path: Path) -> tuple[list[Any], list[int]]:

@@ -1,7 +1,7 @@
 """NumPy archives of images."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,18 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection
-from feddle.data.readers.csv import SERVER, labelled_rows
+from feddle.data.readers.csv import SPLITS, Column, labelled_rows
 
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
+Columns = dict[Column, Array]
 
-# images, labels, clients and splits; or for train, test and server each, as MedMNIST and Keras name them
-_WHOLE = (("images", "x"), ("labels", "y"), ("clients", "client"), ("splits", "split"))
-_PARTS = (("{}_images", "x_{}"), ("{}_labels", "y_{}"), ("{}_clients", "client_{}"))
+# A column is one array; or, as MedMNIST and Keras have it, one for each split: train_images or x_train.
+_NAMES: dict[Column, tuple[str, str]] = {
+    "image": ("images", "x"),
+    "label": ("labels", "y"),
+    "client": ("clients", "client"),
+    "split": ("split", "splits"),
+}
 
 
 def read_npz(path: Path) -> Collection:
@@ -29,57 +34,54 @@ def read_npz(path: Path) -> Collection:
             arrays = {name.removesuffix(".npy"): archive[name] for name in names if name.endswith(".npy")}
     except Exception as error:  # a broken archive makes zip, zlib and NumPy raise errors of many kinds
         raise FeddleError(f"cannot read {path} as a NumPy archive without pickled objects ({error})") from error
-    if _first(arrays, _WHOLE[0]) is not None:
-        images, labels, clients, splits = (_first(arrays, names) for names in _WHOLE)
-        return _from_arrays(path, images, labels, clients, splits)
-    held = {
-        part: [_first(arrays, [n.format(part) for n in names]) for names in _PARTS]
-        for part in ("train", "test", SERVER)
-    }
-    sizes = {part: len(images) for part, (images, _, _) in held.items() if images is not None}
-    if "train" not in sizes:
-        usual = "images and labels, or train_images, train_labels, test_images and test_labels"
-        raise FeddleError(f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {usual}")
-    columns = [[held[part][i] for part in sizes] for i in range(len(_PARTS))]
-    if any(column is not None for column in columns[2]):  # images without a client belong to nobody
-        each = zip(columns[2], sizes.values(), strict=True)
-        columns[2] = [np.full(size, "") if column is None else column.astype(str) for column, size in each]
-    images, labels, clients = (_joined(path, parts) for parts in columns)
-    return _from_arrays(path, images, labels, clients, np.repeat(list(sizes), list(sizes.values())))
-
-
-def _first(arrays: dict[str, Array], names: Sequence[str]) -> Array | None:
-    return next((arrays[name] for name in names if name in arrays), None)
-
-
-def _joined(path: Path, parts: Sequence[Array | None]) -> Array | None:
-    arrays = [part for part in parts if part is not None]
-    if len(arrays) < len(parts):
-        return None
-    for other in arrays[1:]:
-        if other.shape[1:] != arrays[0].shape[1:]:
-            raise FeddleError(f"{path}: an array of train has the shape {arrays[0].shape}, but another {other.shape}")
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _from_arrays(
-    path: Path, images: Array | None, labels: Array | None, clients: Array | None, splits: Array | None
-) -> Collection:
-    if images is None or labels is None:
-        raise FeddleError(f"{path} has no {'labels' if labels is None else 'images'}; add that array")
-    columns = {"labels": labels, "clients": clients, "split": splits}
-    flat: dict[str, list[str] | None] = {}
-    for name, column in columns.items():
-        if column is not None and column.shape not in ((len(images),), (len(images), 1)):
-            raise FeddleError(f"{path}: {name} has the shape {column.shape}, but there are {len(images)} images")
-        if column is not None and column.dtype.kind not in "iubU":
-            raise FeddleError(f"{path}: {name} should be whole numbers or text, not {column.dtype}")
-        flat[name] = None if column is None else [str(value) for value in column.reshape(-1).tolist()]
+    columns = _columns(arrays)
+    if "image" not in columns:
+        columns = _joined(path, arrays)
+    if "label" not in columns:
+        raise FeddleError(f"{path} has no labels; add that array")
+    images = columns.pop("image")
+    for column, values in columns.items():
+        name = _NAMES[column][0]
+        if values.shape not in ((len(images),), (len(images), 1)):
+            raise FeddleError(f"{path}: {name} has the shape {values.shape}, but there are {len(images)} images")
+        if values.dtype.kind not in "iubU":
+            raise FeddleError(f"{path}: {name} should be whole numbers or text, not {values.dtype}")
     if not len(images):
         raise FeddleError(f"{path} holds no images")
-    labelled = flat["labels"]
-    assert labelled is not None
-    return labelled_rows(str(path), _pixels(path, images), labelled, flat["clients"], flat["split"])
+    texts = {column: [str(value) for value in values.reshape(-1).tolist()] for column, values in columns.items()}
+    return labelled_rows(str(path), _pixels(path, images), texts)
+
+
+def _columns(arrays: Mapping[str, Array], split: str = "") -> Columns:
+    """The columns that the arrays hold, or those of one split."""
+    found: Columns = {}
+    for column, (long, short) in _NAMES.items():
+        for name in (f"{split}_{long}", f"{short}_{split}") if split else (long, short):
+            if name in arrays:
+                found.setdefault(column, arrays[name])
+    return found
+
+
+def _joined(path: Path, arrays: Mapping[str, Array]) -> Columns:
+    """The columns of all splits in one; a column that a split does not have is left out."""
+    each = {split: held for split, *_ in SPLITS if "image" in (held := _columns(arrays, split))}
+    if "train" not in each:
+        usual = "images and labels, or train_images, train_labels, test_images and test_labels"
+        raise FeddleError(f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {usual}")
+    if any("client" in held for held in each.values()):  # images without a client belong to nobody
+        for held in each.values():
+            held["client"] = held.get("client", np.full(len(held["image"]), "")).astype(str)
+    joined: Columns = {"split": np.repeat(list(each), [len(held["image"]) for held in each.values()])}
+    for column in ("image", "label", "client"):
+        parts = [held[column] for held in each.values() if column in held]
+        for other in parts:
+            if other.shape[1:] != parts[0].shape[1:]:
+                raise FeddleError(
+                    f"{path}: an array of train has the shape {parts[0].shape}, but another {other.shape}"
+                )
+        if len(parts) == len(each):
+            joined[column] = np.concatenate(parts)
+    return joined
 
 
 def _pixels(path: Path, images: Array) -> Tensor:

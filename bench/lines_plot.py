@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from scale_plot import STYLE
 
-from feddle.report.chart import Size, drawing
+from feddle.report.axes import Axis, Size, drawing, round_axis, spread, tick_text, value_axis
 from feddle.report.markup import Markup, element, join
-from feddle.report.scale import Axis, round_axis, spread, tick_text, value_axis
 
 Curve = Sequence[tuple[float, float]]
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 400.0, 280.0, 44.0, 44.0, 12.0, 44.0

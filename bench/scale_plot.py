@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddle.report.chart import Size, drawing
+from feddle.report.axes import Axis, Size, drawing
 from feddle.report.markup import Markup, element, join
-from feddle.report.scale import Axis
 
 Points = Sequence[Mapping[str, Any]]
 

@@ -43,7 +43,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from command import PYTHON, run_feddle, run_process
-from feddle.cli.federation_display import FederationDisplay, picture
+from feddle.cli.display import FederationDisplay, picture
 from feddle.clients.work import ClientWork
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, StoppedError

@@ -14,15 +14,16 @@ import yaml
 from rich.console import Console
 
 from command import PYTHON, run_process
-from feddle.cli.reports import terminal_table
+from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.records import read_run
-from feddle.report.curves import shortened
-from feddle.report.grid import Grid, grid_of_runs
+from feddle.report.axes import round_axis, spread, thinned, tick_text, value_axis
+from feddle.report.charts import shortened
+from feddle.report.grid import Grid, grid_of_runs, read_grids
 from feddle.report.markup import element
 from feddle.report.numbers import duration, megabytes
-from feddle.report.page import write_document, write_report
-from feddle.report.scale import round_axis, spread, thinned, tick_text, value_axis
+from feddle.report.page import page as page_of
+from feddle.report.page import write_document
 from feddle.report.setting import setting
 from feddle.report.words import headline, lead
 
@@ -89,6 +90,10 @@ class Document(HTMLParser):
 
     def inside(self, tag: str) -> list[str]:
         return [text for parent, text in self.texts if parent == tag]
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Path:
+    return write_document(page_of(read_grids(folders)), out)
 
 
 def written(folders: Sequence[Path], out: Path) -> str:

@@ -539,16 +539,13 @@ def test_two_grids_of_a_table_have_files_of_their_own(tmp_path: Path) -> None:
 
 def test_time_and_bytes_to_a_target(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3, 0.5, 0.6], [0.5, 0.6, 0.7], [0.1, 0.2, 0.3]]})
-    found = price(grid.cells[0], 0.5)
-    assert found is not None
-    assert (found.time, found.megabytes, found.reached) == (1.5, 4.5, 2)  # 3 MB a round
+    assert [price(each, 0.5) for each in grid.cells[0].runs] == [(2, 6e6), (1, 3e6), None]  # 3 MB a round
     assert "4.5 MB, 2 of 3 seeds" in page([grid], 0.5)
-    assert price(grid.cells[0], 0.9) is None
     run = tmp_path / "g" / grid.cells[0].name / "seed0"
     (run / "cell.json").write_text(json.dumps({"config": "c", "clock": [10, 25, 26]}))
-    waiting = price(read_grid(tmp_path / "g").cells[0], 0.5)
-    assert waiting is not None
-    assert waiting.time == (25 + 1) / 2
+    waiting = read_grid(tmp_path / "g")
+    assert price(waiting.cells[0].runs[0], 0.5) == (25, 6e6)
+    assert "13 rounds<small>4.5 MB, 2 of 3 seeds" in page([waiting], 0.5)
 
 
 def test_the_band_of_one_seed_is_of_its_clients(tmp_path: Path) -> None:

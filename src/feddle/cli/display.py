@@ -1,12 +1,32 @@
-"""Tables, and progress: live on a terminal, plain lines elsewhere."""
+"""What a terminal shows: tables, and progress, which is live on a terminal and plain lines elsewhere."""
 
+import math
+import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
+import click
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from feddle.records import HISTORY, parse_mapping, read_mapping, read_result
+from feddle.report.grid import Grid, Panel
+from feddle.report.numbers import duration, percent
+from feddle.report.setting import remarks
+from feddle.report.tables import QUICK, footnotes, results
+from feddle.report.warnings import warnings
+from feddle.report.words import lead
+
+if TYPE_CHECKING:
+    from feddle.grids.cells import Ended, Task
+
+_NARROW = ("MB up", "MB down")  # columns of the page that a terminal has no room for
+_LONG = 30.0  # seconds; a federation writes its status about once per second, but not while it merges
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
@@ -17,28 +37,55 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str | None]]) -> N
     Console().print(table)
 
 
-class Display:
-    """Progress bars on stderr, so that the output on stdout can be piped."""
+def print_grid(grid: Grid) -> None:
+    """Print the tables and the sentences of a grid."""
+    for panel in grid.panels:
+        if panel.runs:
+            Console().print(terminal_table(grid, panel))
+    for cell in grid.cells:
+        for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
+            click.echo(f"{cell.name}: {remark}")
+    sentences = lead(grid) if "title" in grid.record else []  # for single runs the table is enough
+    for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *warnings(grid), *sentences):
+        click.echo(text)
+
+
+def terminal_table(grid: Grid, panel: Panel) -> Table:
+    """The results of a panel; a panel with one column fits 80 characters."""
+    table = results(grid, panel)
+    heads = [head for head in table.headings if head not in _NARROW]
+    shown = Table(box=SIMPLE_HEAD, title=panel.title or None, title_justify="left", caption_justify="left")
+    shown.caption = "Accuracy: best of the last five evaluations."
+    shown.add_column(table.label, overflow="fold")
+    for head in heads:
+        shown.add_column(head, justify="right", no_wrap=len(heads) < 6 and len(head) < 12)
+    for row in table.rows:
+        # Text, not markup: a folder may be called `[red]`.
+        label = Text(row.label, "bold" if row.best else "")
+        if row.status:
+            label.append(f" ({row.status})", "dim not bold")
+        texts = []
+        for entry in row.entries:
+            style = " ".join(("bold",) * entry.best + ("underline",) * entry.above_center)
+            texts += [Text(entry.text + entry.marks, style)] * entry.span if entry.heading not in _NARROW else []
+        shown.add_row(label, *texts)
+    return shown
+
+
+class Display(Progress):
+    """Progress bars on stderr, so that the output on stdout can be piped. They are disabled without a terminal."""
 
     def __init__(self, description: str, width: int, *, quiet: bool) -> None:
-        self.console = Console(stderr=True, quiet=quiet)
-        self.live = self.console.is_terminal and not quiet
-        self._progress = Progress(
+        console = Console(stderr=True, quiet=quiet)
+        super().__init__(
             TextColumn(description),
             BarColumn(bar_width=width),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
-            console=self.console,
-            disable=not self.live,
+            console=console,
+            disable=quiet or not console.is_terminal,
         )
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
 
 
 class RunDisplay(Display):
@@ -47,21 +94,147 @@ class RunDisplay(Display):
     def __init__(self, rounds: int, *, quiet: bool = False) -> None:
         super().__init__("{task.description:<10}", 40, quiet=quiet)
         self.rounds = rounds
-        self._label = ""
-        self._task: TaskID | None = None
+        self._label, self._task = "", TaskID(0)
 
     def begin(self, label: str, done: int = 0) -> None:
         """A run starts, or continues after some rounds."""
         self._label = label
-        self._task = self._progress.add_task(label, total=self.rounds, completed=done, state="")
+        self._task = self.add_task(label, total=self.rounds, completed=done, state="")
 
     def show(self, line: dict[str, Any]) -> None:
         """A round is complete."""
-        assert self._task is not None
-        accuracy = line.get("accuracy")
-        if accuracy is not None:
-            self._progress.update(self._task, state=f"accuracy {accuracy:6.1%}")
-        self._progress.update(self._task, completed=line["round"])
-        if accuracy is not None and not self.live:
-            number = f"round {line['round']:>4}/{self.rounds}"
-            self.console.print(f"{self._label:<10} {number}  accuracy {accuracy:.1%}", highlight=False)
+        self.update(self._task, completed=line["round"])
+        if (accuracy := line.get("accuracy")) is not None:
+            self.update(self._task, state=f"accuracy {accuracy:6.1%}")
+            if self.disable:
+                number = f"round {line['round']:>4}/{self.rounds}"
+                self.console.print(f"{self._label:<10} {number}  accuracy {accuracy:.1%}", highlight=False)
+
+
+class GridDisplay(Display):
+    """One bar for the grid, counted in rounds, and one for each active run."""
+
+    def __init__(self, runs: int, done: int, rounds: int, *, quiet: bool = False) -> None:
+        super().__init__("{task.description}", 20, quiet=quiet)
+        self.runs, self.done = runs, done
+        self._whole = self.add_task("all rounds", total=rounds, state=self._count())
+        self._bars: dict[str, TaskID] = {}
+        self._reached: dict[str, int] = {}
+
+    def begin(self, task: "Task") -> None:
+        """A run has started or was resumed."""
+        self._bars[task.label] = self.add_task(task.label, total=task.config.rounds, state="")
+
+    def round(self, task: "Task", line: dict[str, Any]) -> None:
+        """A round of a run is complete."""
+        bar, number = self._bars[task.label], line["round"]
+        self.update(bar, completed=number)
+        self.update(self._whole, advance=number - self._reached.get(task.label, 0))
+        self._reached[task.label] = number
+        if "accuracy" in line:
+            self.update(bar, state=percent(line["accuracy"]))
+
+    def end(self, task: "Task", ended: "Ended") -> None:
+        """A run has ended."""
+        self.done += 1
+        self.remove_task(self._bars.pop(task.label))
+        left = task.config.rounds - self._reached.get(task.label, 0)
+        self.update(self._whole, advance=left, state=self._count())
+        what = f"{percent(ended.accuracy)} ({duration(ended.seconds)})" if not ended.reason else ended.reason
+        self.console.print(f"{self._count()}  {task.label}: {what}", highlight=False, markup=False, soft_wrap=True)
+
+    def _count(self) -> str:
+        return f"{self.done}/{self.runs} runs"
+
+
+class FederationDisplay:
+    """Shows a run folder as it changes, on stderr. A status older than `since` is ignored: its process has ended."""
+
+    def __init__(self, folder: Path, *, quiet: bool = False, since: float = 0.0) -> None:
+        self.folder = folder
+        self.since = since
+        self.console = Console(stderr=True, quiet=quiet)
+        self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal and not quiet else None
+        self._shown = 0  # lines of history
+        self._silent = False
+        self._failed: dict[str, int] = {}  # failures shown so far, by node
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line. Brackets in it, as in a path, are not markup."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def is_finished(self) -> bool:
+        """Whether the run is finished."""
+        return bool(read_result(self.folder).get("finished"))
+
+    def refresh(self) -> None:
+        """Show the current state."""
+        status = read_mapping(self.folder / "status.json")
+        new = status.get("at", 0.0) >= self.since
+        silence = _silence(status) if new else ""
+        if self._live is not None and status:
+            self._live.update(picture(status, silence), refresh=True)
+        elif self._live is None:
+            self._print_versions(status.get("rounds"))
+            if new:
+                self._print_failures(status)
+            if silence and not self._silent:
+                self.say(silence)
+            self._silent = bool(silence)
+
+    def _print_versions(self, rounds: int | None) -> None:
+        path = self.folder / HISTORY
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = text.rpartition("\n")[0].splitlines()  # the last one may be incomplete
+        for line in map(parse_mapping, lines[self._shown :]):
+            if "version" not in line:  # damaged: the ServerApp reports it
+                continue
+            accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
+            staleness = " ".join(map(str, line["staleness"]))
+            of = "" if rounds is None else f"/{rounds}"
+            self.say(f"version {line['version']}{of}: {line['nodes']} nodes, staleness {staleness}{accuracy}")
+        self._shown = len(lines)
+
+    def _print_failures(self, status: dict[str, Any]) -> None:
+        """Print failed jobs: without the table, only they show that an app is wrong."""
+        for node in status.get("nodes", []):
+            known, self._failed[node["node"]] = self._failed.get(node["node"], 0), node["failed"]
+            if node["failed"] > known and node["why"]:
+                self.say(f"client {node['client']}, failure {node['failed']}: {node['why']}")
+
+
+def _silence(status: dict[str, Any]) -> str:
+    """A warning if the status is old: a merge takes long, the SuperLink does not answer, or the run is dead."""
+    seconds = time.time() - status.get("at", math.inf)
+    if seconds < _LONG or status["version"] >= status["rounds"]:
+        return ""
+    return f"no status from the ServerApp (process {status['pid']}) for {seconds:.0f} s; check that it is running"
+
+
+def picture(status: dict[str, Any], silence: str = "") -> Group:
+    """The state of a federation: a headline, a warning if there is one, and one row for each node."""
+    accuracy = "–" if status["accuracy"] is None else f"{status['accuracy']:.1%}"
+    head = (
+        f"{status['method']}: version {status['version']}/{status['rounds']}, accuracy {accuracy}, "
+        f"{status['arrived']} of {status['wanted']} updates for the next merge, {status['under_way']} in progress"
+    )
+    table = Table("client", "node", "state", "from version", "last staleness", "updates", "failed", "", box=None)
+    for node in status["nodes"]:
+        values = (node[name] for name in ("version", "staleness", "done", "failed"))
+        numbers = ("–" if value is None else str(value) for value in values)
+        why = Text(node["why"], overflow="ellipsis")
+        table.add_row(str(node["client"]), node["node"], node["state"], *numbers, why)
+    losses = {**status["dropped"], **status["refused"]}
+    lost = ", ".join(f"{reason} ({count})" for reason, count in losses.items())
+    away = f"; {status['turned_away']} nodes over the limit" if status["turned_away"] else ""
+    warning = [Text(silence, style="bold red")] if silence else []
+    return Group(Text(head), *warning, table, Text(f"lost jobs: {lost or 'none'}{away}", style="dim"))

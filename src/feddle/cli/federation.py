@@ -5,11 +5,11 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddle.cli.federation_display import FederationDisplay
+from feddle.cli.display import FederationDisplay
 from feddle.cli.options import PATH, folder_argument, overrides_option
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError, StoppedError
@@ -55,7 +55,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     settings |= {"out": str(out.resolve())}
     check_settings(app_folder or APP, settings)
     again = _command(nodes, out, app_folder, overrides)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with FederationDisplay(out, quiet=quiet, since=time.time()) as display:
         try:
             display.say(f"starting a SuperLink and {nodes} SuperNodes, with TLS and authentication")
@@ -106,10 +106,6 @@ def _settings(overrides: tuple[str, ...]) -> dict[str, Any]:
     if "out" in settings:
         raise FeddleError("-o out: expected the run folder as --out; use --out DIR")
     return settings
-
-
-def _interrupt(*_: Any) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 @federation.command()

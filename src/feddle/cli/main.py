@@ -4,9 +4,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
@@ -43,37 +41,29 @@ for command in (federation, report, reproduce):
     app.add_command(command)
 
 
-@dataclass(frozen=True)
-class Start:
-    """The options of `run` and `compare` that determine the config."""
+def _load(
+    config: Path | None, data: Path | None, overrides: Sequence[str], seed: int | None, *, quiet: bool
+) -> "tuple[Config, str]":
+    """The config from a file, for the user's own data, or both; and a name for the run."""
+    overrides = [*overrides, *([] if seed is None else [f"seed={seed}"])]
+    if data is not None:
+        from feddle.run.own import config_for
 
-    config: Path | None
-    data: Path | None
-    overrides: tuple[str, ...]
-    seed: int | None
-    quiet: bool
+        loaded, line = config_for(data, config, overrides)
+        if not quiet:
+            click.echo(line, err=True)
+        return loaded, (config or data).stem
+    if config is None:
+        raise click.UsageError("expected a CONFIG (a YAML file) or --data with your own data, but found neither")
+    if config.is_dir() or config.suffix.lower() in ENDINGS:
+        raise FeddleError(f"{config} is not a config file; if it is your own data, use --data {config}")
+    from feddle.run.load import load_config
 
-    def load(self, *more: str, quiet: bool = False) -> "tuple[Config, str]":
-        """The config from a file, for the user's own data, or both; and a name for the run."""
-        overrides = [*self.overrides, *([] if self.seed is None else [f"seed={self.seed}"]), *more]
-        if self.data is not None:
-            from feddle.run.own import config_for
-
-            config, line = config_for(self.data, self.config, overrides)
-            if not (quiet or self.quiet):
-                click.echo(line, err=True)
-            return config, (self.config or self.data).stem
-        if self.config is None:
-            raise click.UsageError("expected a CONFIG (a YAML file) or --data with your own data, but found neither")
-        if self.config.is_dir() or self.config.suffix.lower() in ENDINGS:
-            raise FeddleError(f"{self.config} is not a config file; if it is your own data, use --data {self.config}")
-        from feddle.run.load import load_config
-
-        return load_config(self.config, overrides), self.config.stem
+    return load_config(config, overrides), config.stem
 
 
-def start_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `Start` to a command."""
+def load_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `_load` to a command."""
     own_data = (
         "Your own data: a .csv with the columns path, label and client, a .npz file, a folder of images or a Hugging"
         " Face dataset on disk. CONFIG may then be omitted."
@@ -84,28 +74,21 @@ def start_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @app.command()
-@start_options
+@load_options
 @click.option("--out", type=PATH, help="The run folder. By default a new folder in runs/.")
 @track_option
 def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> None:
     """Run the federation that a YAML file (CONFIG) describes."""
-    start = Start(**options)
-    config, stem = start.load()
+    config, stem = _load(**options)
     out = out or _new_folder(f"{stem}-{config.method.name}-seed{config.seed}")
     from feddle.run.folder import check_free, run_config
-    from feddle.run.trackers import tracking
 
     check_free(out)
-    _fetch(config, quiet=start.quiet)
-    with RunDisplay(config.rounds, quiet=start.quiet) as display:
-        display.begin(config.method.name)
-        with _explaining_resume(out), tracking(track, out, config, display.show) as listener:
-            run_config(config, out, listener, quiet=start.quiet)
-    report_on([out], out / REPORT)
+    _run_all({out: config}, out, run_config, quiet=options["quiet"], track=track)
 
 
 @app.command()
-@start_options
+@load_options
 @click.option("--methods", default="feddle,fedbuff,fedavg", show_default=True, help="Methods, separated by commas.")
 @click.option("--out", type=PATH, help="The folder for the runs. By default a new folder in runs/.")
 def compare(methods: str, out: Path | None, **options: Any) -> None:
@@ -113,40 +96,59 @@ def compare(methods: str, out: Path | None, **options: Any) -> None:
 
     The method in CONFIG keeps its options; the other methods have their default options.
     """
-    start = Start(**options)
-    own, stem = start.load()
+    own, stem = _load(**options)
     names = names_in(methods)
     if not names:
         raise FeddleError("--methods: expected at least one method, but found none; `feddle methods` lists them")
-    others = {name: start.load(f"method={name}", quiet=True)[0] for name in names if name != own.method.name}
-    configs = {name: others.get(name, own) for name in names}
+    configs = {}
+    for name in names:
+        other = {**options, "overrides": [*options["overrides"], f"method={name}"], "quiet": True}
+        configs[name] = own if name == own.method.name else _load(**other)[0]
     out = out or _new_folder(stem)
-    from feddle.run.comparison import begin_comparison
+    from feddle.run.comparison import begin_comparison, run_or_resume
 
     begin_comparison(out, configs)
-    _compare_all(configs, out, quiet=start.quiet)
+    _run_all({out / name: config for name, config in configs.items()}, out, run_or_resume, quiet=options["quiet"])
 
 
 def _new_folder(name: str) -> Path:
     """A folder in runs/ that does not exist yet."""
-    root = Path("runs")
     names = (name if i == 1 else f"{name}-{i}" for i in range(1, sys.maxsize))
-    return next(root / n for n in names if not (root / n).exists())
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
-def _compare_all(configs: "Mapping[str, Config]", out: Path, *, quiet: bool) -> None:
-    """Run the methods of a comparison that are not finished, one after the other, then report all of them."""
-    from feddle.run.comparison import done_rounds, run_or_resume
+def _run_all(
+    configs: "Mapping[Path, Config]",
+    out: Path,
+    run_one: Callable[..., object],
+    *,
+    quiet: bool,
+    track: "tuple[TrackerName, ...]" = (),
+) -> None:
+    """Run one config or those of a comparison, each in its folder, one after the other, then report all of them.
 
-    folders = [out / name for name in configs]
+    If a run stops, the message says how to continue it, unless it stopped before anything was written.
+    """
+    from feddle.run.comparison import done_rounds, is_comparison
+    from feddle.run.trackers import tracking
+
     first = next(iter(configs.values()))  # all have the same data, model and rounds
-    _fetch(first, quiet=quiet)
-    with RunDisplay(first.rounds, quiet=quiet) as display:
-        for config, folder in zip(configs.values(), folders, strict=True):
-            display.begin(config.method.name, done_rounds(folder))
-            with _explaining_resume(out, kept=out / "compare.yaml"):
-                run_or_resume(config, folder, display.show, quiet=quiet)
-    report_on(folders, out / REPORT)
+    for source in first.sources():  # before the display starts, since a download has its own
+        source.fetch(quiet=quiet)
+    try:
+        with RunDisplay(first.rounds, quiet=quiet) as display:
+            for folder, config in configs.items():
+                display.begin(config.method.name, done_rounds(folder))
+                with tracking(track, folder, config, display.show) as listener:
+                    run_one(config, folder, listener, quiet=quiet)
+    except (KeyboardInterrupt, StoppedError, OSError, MemoryError) as error:
+        if not ((out / CONFIG).exists() or is_comparison(out)):
+            raise
+        remedy = f"feddle resume {out}"
+        if isinstance(error, KeyboardInterrupt):
+            _stop(f"interrupted; the rounds so far are in {out}; to continue: {remedy}", code=130)
+        raise FeddleError(f"{_explain(error)}; to continue once that is fixed: {remedy}") from error
+    report_on(list(configs), out / REPORT)
 
 
 @app.command()
@@ -154,43 +156,17 @@ def _compare_all(configs: "Mapping[str, Config]", out: Path, *, quiet: bool) -> 
 @quiet_option
 def resume(folder: Path, quiet: bool) -> None:
     """Continue the run or comparison in DIR from its last checkpoint."""
-    from feddle.run.comparison import comparison, is_comparison
-    from feddle.run.folder import RunFolder, resume_run
+    from feddle.run.comparison import comparison, is_comparison, run_or_resume
+    from feddle.run.folder import RunFolder
 
     if is_comparison(folder):
-        _compare_all(comparison(folder), folder, quiet=quiet)
-        return
-    held = RunFolder(folder)
-    config = held.config()
-    if held.is_finished():
-        click.echo(f"{folder} is finished; there is nothing to resume")
-        return
-    _fetch(config, quiet=quiet)
-    with RunDisplay(config.rounds, quiet=quiet) as display, _explaining_resume(folder):
-        display.begin(config.method.name, held.saved_rounds())
-        resume_run(folder, display.show, quiet=quiet)
-    report_on([folder], folder / REPORT)
-
-
-def _fetch(config: "Config", *, quiet: bool) -> None:
-    """Fetch data and weights before the display starts, since a download has its own progress display."""
-    for source in config.sources():
-        source.fetch(quiet=quiet)
-
-
-@contextmanager
-def _explaining_resume(folder: Path, kept: Path | None = None) -> Iterator[None]:
-    """Add the command that continues the run to the message of a stop, if the run has written its config (`kept`)."""
-    remedy, kept = f"feddle resume {folder}", kept or folder / CONFIG
-    try:
-        yield
-    except KeyboardInterrupt:
-        done = f"; the rounds so far are in {folder}; to continue: {remedy}" if kept.exists() else ""
-        _stop(f"interrupted{done}", code=130)
-    except (StoppedError, OSError, MemoryError) as error:
-        if not kept.exists():
-            raise
-        raise FeddleError(f"{_explain(error)}; to continue once that is fixed: {remedy}") from error
+        configs = {folder / name: config for name, config in comparison(folder).items()}
+    else:
+        configs = {folder: RunFolder(folder).config()}
+        if RunFolder(folder).is_finished():
+            click.echo(f"{folder} is finished; there is nothing to resume")
+            return
+    _run_all(configs, folder, run_or_resume, quiet=quiet)
 
 
 @app.command()

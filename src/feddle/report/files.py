@@ -2,17 +2,23 @@
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
+from feddle.core.errors import FeddleError
+from feddle.report.charts import COLOURS
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
 from feddle.report.numbers import NONE, Spread, counted, mean_of
 from feddle.report.page import write_document
-from feddle.report.tables import QUICK, Entry, footnotes, from_clean, legend, results
+from feddle.report.tables import QUICK, Entry, footnotes, from_clean, legend, marks, results
 from feddle.report.warnings import sources, warnings
 
 _COSTS = ("seconds", "bytes_up", "bytes_down", "negative_share")
+_INK = ("#0b4a94", "#d0700f", "#147f46", "#8a3a66", "#1f8fef", "#9d1a05")  # the page's colours
+_STYLES = ("-", "--", ":", "-.")
 
 
 def export(grids: Sequence[Grid], formats: Sequence[str], folder: Path) -> list[Path]:
@@ -27,9 +33,7 @@ def export(grids: Sequence[Grid], formats: Sequence[str], folder: Path) -> list[
                 ending, text = _TABLES[kind]
                 written.append(write_document(text(grid), folder / f"{stem}.{ending}"))
             else:
-                from feddle.report.figures import draw
-
-                written += draw(grid, folder, kind, stem)
+                written += _draw(grid, folder, kind, stem)
     return written
 
 
@@ -59,7 +63,7 @@ def to_markdown(grid: Grid) -> str:
 def _markdown_entry(entry: Entry) -> list[str]:
     """Our number and the paper's."""
     notes = "".join(f" ({note})" for note in entry.notes)
-    return [_emphasised(entry, "**", "**", "<u>", "</u>") + entry.marks + notes, entry.paper or NONE]
+    return [_emphasised(entry, entry.text, "**%s**", "<u>%s</u>") + entry.marks + notes, entry.paper or NONE]
 
 
 def to_latex(grid: Grid) -> str:
@@ -88,16 +92,14 @@ def _latex_panel(grid: Grid, panel: Panel) -> str:
 
 
 def _latex_entry(entry: Entry) -> str:
-    ours = _tex(_emphasised(entry, "\0", "\2", "\1", "\2"))
-    for mark, command in (("\0", r"\textbf{"), ("\1", r"\underline{"), ("\2", "}"), (NONE, "--")):
-        ours = ours.replace(mark, command)
+    ours = _emphasised(entry, _tex(entry.text), r"\textbf{%s}", r"\underline{%s}")
     small = [*entry.notes, *([f"({entry.paper})"] if entry.paper else [])]
     return ours + _tex(entry.marks) + "".join(rf" {{\scriptsize {_tex(text)}}}" for text in small)
 
 
-def _emphasised(entry: Entry, bold: str, end_bold: str, line: str, end_line: str) -> str:
-    text = f"{line}{entry.text}{end_line}" if entry.above_center else entry.text
-    return f"{bold}{text}{end_bold}" if entry.best else text
+def _emphasised(entry: Entry, text: str, bold: str, underlined: str) -> str:
+    text = underlined % text if entry.above_center else text
+    return bold % text if entry.best else text
 
 
 def _bars(texts: Sequence[str]) -> str:
@@ -106,10 +108,10 @@ def _bars(texts: Sequence[str]) -> str:
 
 def _tex(text: str) -> str:
     known = {"σ": r"$\sigma$", "λ": r"$\lambda$", "·": r"$\cdot$", "α": r"$\alpha$", "±": r"$\pm$", "−": "$-$"}
-    marks = {"†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"\S{}", "’": "'", "–": "--"}
+    notes = {"†": r"$^\dagger$", "‡": r"$^\ddagger$", "§": r"\S{}", "’": "'", "–": "--"}
     named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum"}
     special = {c: f"\\{c}" for c in "&%$#_{}"} | {c: rf"\text{name}{{}}" for c, name in named.items()}
-    return "".join({**special, **known, **marks}.get(char, char) for char in text)
+    return "".join({**special, **known, **notes}.get(char, char) for char in text)
 
 
 def to_csv(grid: Grid) -> str:
@@ -157,6 +159,47 @@ def _numbers(spread: Spread | None, mean: str, std: str) -> dict[str, str]:
     """Mean and standard deviation in per cent."""
     values = (None, None) if spread is None else (spread.mean, spread.std)
     return {name: "" if v is None else f"{100 * v:.3f}" for name, v in zip((mean, std), values, strict=True)}
+
+
+def _draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
+    """Draw accuracy over rounds with matplotlib, one figure for each setting with results."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise FeddleError("figures need matplotlib; pip install 'feddle[figures]'") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    notes = "\n".join(line for text in footnotes(grid) for line in wrap(text, 110))
+    written = []
+    for panel in grid.panels:
+        for column, head in enumerate(panel.heads):
+            figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+            axes = figure.add_subplot()
+            if not _plot(axes, panel, column):
+                continue
+            axes.set(xlabel="round", ylabel="accuracy, %")
+            axes.set_title(", ".join(filter(None, (panel.title, head))), fontsize=9)
+            figure.supxlabel(notes, fontsize=5)
+            axes.legend(fontsize=7, ncols=2, frameon=False)
+            axes.spines[["top", "right"]].set_visible(False)
+            name = re.sub(r"[^\w.+]+", "-", f"{stem}-{panel.title}-{head}").strip("-")
+            written.append(folder / f"{name}.{ending}")
+            figure.savefig(written[-1], dpi=200)
+    return written
+
+
+def _plot(axes: Any, panel: Panel, column: int) -> bool:
+    """Draw the curves of a column; whether it has any."""
+    for index, (row, label) in enumerate(panel.rows.items()):
+        cell = panel.at(row, column)
+        points, band = cell.curve()
+        if not points:
+            continue
+        ink, style = _INK[index % COLOURS], _STYLES[index // COLOURS % len(_STYLES)]
+        rounds, values = zip(*points, strict=True)
+        axes.plot(rounds, values, style, color=ink, lw=1.2, label=label + marks(cell))
+        if band:
+            axes.fill_between(*zip(*band, strict=True), color=ink, alpha=0.16, lw=0)
+    return bool(axes.lines)
 
 
 _TABLES = {"csv": ("csv", to_csv), "markdown": ("md", to_markdown), "latex": ("tex", to_latex)}

@@ -9,18 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from feddle.core.errors import FeddleError
-from feddle.records import (
-    CONFIG,
-    GRID,
-    AxisValue,
-    CellEntry,
-    GridRecord,
-    HistoryLine,
-    RunRecord,
-    finite,
-    read_grid_record,
-    read_run,
-)
+from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite, read_grid_record, read_run
 from feddle.report.numbers import Spread, listed, spread_of
 
 CENTER = "center"
@@ -31,9 +20,6 @@ _KEYS = {  # config keys of columns
     "label_noise": ("data", "label_noise"),
 }
 _HOW = ("seed", "workers", "checkpoint")  # keys that do not change what a config computes
-
-Points = list[tuple[int, float]]
-Band = list[tuple[int, float, float]]
 
 
 @dataclass(frozen=True)
@@ -74,25 +60,28 @@ class Cell:
         configs = [run.made["config"] for run in self.runs if "config" in run.made]
         return any(config != self.entry.get("config") for config in configs)
 
-    def curve(self, field: str = "accuracy") -> tuple[Points, Band]:
+    def curve(self, field: str = "accuracy") -> tuple[list[tuple[int, float]], list[tuple[int, float, float]]]:
         """The mean over seeds in the rounds that all seeds have, and the range of the seeds. Accuracy is in per cent.
 
         With a single seed, the range is that of its clients, if the field has one.
         """
-        curves = [_values(run.history, field, "mean") for run in self.runs]
+        curves = [_values(run, field, "mean") for run in self.runs]
         shared = sorted(set.intersection(*map(set, curves))) if curves else []
         values = {at: [curve[at] for curve in curves] for at in shared}
         band = [(at, min(found), max(found)) for at, found in values.items()]
         if len(curves) == 1:
-            low, high = (_values(self.runs[0].history, field, end) for end in ("min", "max"))
+            low, high = (_values(self.runs[0], field, end) for end in ("min", "max"))
             band = [(at, low[at], high[at]) for at in low if at in high] if low != high else []
         return [(at, fmean(found)) for at, found in values.items()], band
 
 
-def _values(history: Sequence[HistoryLine], field: str, part: str) -> dict[int, float]:
+NO_CELL = Cell("", {"key": {}}, ())
+
+
+def _values(run: RunRecord, field: str, part: str) -> dict[int, float]:
     """A field of the history by round: one part of a mapping, or the first number of a list."""
     found, factor = {}, 100 if field == "accuracy" else 1
-    for line in history:
+    for line in run.history:
         value: Any = line.get(field)
         value = value.get(part) if isinstance(value, dict) else value
         number = finite(value[0] if isinstance(value, list) and value else value)
@@ -113,13 +102,13 @@ class Panel:
     axis: str = "method"  # of the rows
     leader: str = CENTER  # the row that charts emphasise
 
-    def at(self, row: str, column: int) -> Cell | None:
-        """The cell in a row and column, or the one that belongs to all columns."""
-        return self.cells.get((row, column), self.cells.get((row, None)))
+    def at(self, row: str, column: int) -> Cell:
+        """The cell in a row and column, or the one that belongs to all columns; without runs if there is none."""
+        return self.cells.get((row, column), self.cells.get((row, None), NO_CELL))
 
     def column(self, column: int) -> dict[str, Cell]:
         """The cells of a column by row."""
-        return {row: cell for row in self.rows if (cell := self.at(row, column)) is not None}
+        return {row: self.at(row, column) for row in self.rows}
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -150,11 +139,8 @@ class Grid:
     @property
     def left_out(self) -> dict[str, list[str]]:
         """The names of the cells that are left out, by reason."""
-        reasons: dict[str, list[str]] = {}
-        for cell in self.cells:
-            if reason := cell.entry.get("left_out"):
-                reasons.setdefault(reason, []).append(cell.name)
-        return reasons
+        reasons = dict.fromkeys(reason for cell in self.cells if (reason := cell.entry.get("left_out")))
+        return {reason: [c.name for c in self.cells if c.entry.get("left_out") == reason] for reason in reasons}
 
 
 def is_grid(folder: Path) -> bool:
@@ -201,11 +187,10 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     labels = _labels([group[0] for group in members])
     cells = [Cell(label, {"key": {"method": label}}, group) for label, group in zip(labels, members, strict=True)]
     cells.sort(key=lambda cell: -1.0 if cell.accuracy is None else cell.accuracy.mean, reverse=True)
-    names: list[AxisValue] = [{"value": cell.name, "words": cell.name} for cell in cells]
-    record: GridRecord = {"grid": "runs", "axes": {"method": names}}
+    record: GridRecord = {"grid": "runs", "axes": {"method": [{"value": c.name, "words": c.name} for c in cells]}}
     panels = [replace(panel, leader=cells[0].name) for panel in _panels(record, cells)]
-    paths = [(cell.name, str(run.folder / CONFIG)) for cell in cells for run in cell.runs]
-    commands = [(name, f"feddle run {shlex.quote(path)}") for name, path in paths]
+    named = [(cell.name, run) for cell in cells for run in cell.runs]
+    commands = [(name, shlex.join(["feddle", "run", str(run.folder / CONFIG)])) for name, run in named]
     return Grid(cells[0].runs[0].folder.parent, record, panels, cells, commands)
 
 
@@ -213,9 +198,8 @@ def _run_folders(folders: Sequence[Path]) -> list[Path]:
     """The run folders, each once. A folder of run folders is replaced by these, sorted by name."""
     found: dict[Path, Path] = {}
     for folder in folders:
-        inside = [folder]
-        if folder.is_dir() and not (folder / CONFIG).is_file():
-            inside = sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
+        is_run = (folder / CONFIG).is_file() or not folder.is_dir()
+        inside = [folder] if is_run else sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
         if not inside:
             raise FeddleError(
                 f"{folder}: expected a run folder or a folder of run folders, but found no {CONFIG} in it or one level "

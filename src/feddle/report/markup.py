@@ -1,6 +1,7 @@
 """Build HTML and SVG; all text is escaped."""
 
 import html
+from collections.abc import Iterable
 
 
 class Markup(str):
@@ -14,28 +15,43 @@ def element(name: str, *children: str | None, **attributes: str | float | None) 
 
     In the name of an attribute, a trailing underscore is removed and others become hyphens.
     """
-    inside = join(*children)
-    pairs = (
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Markup(f"<{name}{''.join(pairs)}>{inside}</{name}>")
+    opening = name
+    for key, value in attributes.items():
+        if value is not None:
+            # Tenths of a pixel are finer than any screen, and keep the file small.
+            text = value if isinstance(value, str) else f"{round(value, 1):g}"
+            opening += f' {key.rstrip("_").replace("_", "-")}="{escape(text)}"'
+    return Markup(f"<{opening}>{join(*children)}</{name}>")
 
 
 def join(*children: str | None) -> Markup:
     """The children in order, with plain text escaped."""
-    return Markup(
-        "".join(child if isinstance(child, Markup) else escape(child) for child in children if child is not None)
-    )
+    shown = (child for child in children if child is not None)
+    return Markup("".join(child if isinstance(child, Markup) else escape(child) for child in shown))
+
+
+def each(name: str, texts: Iterable[str], **attributes: str) -> Markup:
+    """An element for each text."""
+    return join(*(element(name, text, **attributes) for text in texts))
+
+
+def paragraph(text: str, kind: str) -> Markup | None:
+    """A paragraph of the class `kind`; None if it would be empty."""
+    return element("p", text, class_=kind) if text else None
+
+
+def folded(summary: str, *children: str | None) -> Markup:
+    """A part of the page that can be unfolded."""
+    return element("details", element("summary", summary), *children)
+
+
+def table(kind: str, heads: Iterable[str], rows: Iterable[Markup]) -> Markup:
+    """A table of the class `kind`; a row is its cells."""
+    head = element("tr", each("th", heads, scope="col"))
+    return element("table", element("thead", head), element("tbody", each("tr", rows)), class_=kind)
 
 
 def escape(text: str) -> Markup:
     """Plain text as markup. Control characters are shown as �."""
     shown = "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
     return Markup(html.escape(shown, quote=True))
-
-
-def _plain(value: str | float) -> str:
-    # Tenths of a pixel are finer than any screen, and keep the file small.
-    return value if isinstance(value, str) else f"{round(value, 1):g}"

@@ -3,25 +3,22 @@
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 import yaml
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.records import CellRecord
-from feddle.report.bars import staleness_chart
-from feddle.report.curves import Curve, curve_chart
-from feddle.report.grid import CENTER, Grid, Panel, read_grids
-from feddle.report.markup import Markup, element, join
+from feddle.report.charts import Curve, coefficient_chart, curve_chart, staleness_chart
+from feddle.report.grid import CENTER, Grid, Panel
+from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table
 from feddle.report.numbers import NONE, counted
 from feddle.report.setting import differences, really_run, setting, versions
-from feddle.report.strip import coefficient_chart
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
 from feddle.report.warnings import warnings
 from feddle.report.words import ABOUT, headline, lead
 
-# With this policy the browser loads nothing from outside.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _QUANTITIES = {
     "update_cosine": "Cosine between a client’s update and the true update: mean and range over clients",
     "true_update_cosines": "Cosine between the true update and the previous true update",
@@ -34,11 +31,6 @@ _SERVER = {  # the two groups of the paper's convergence plots; single runs have
     (None,): "",
 }
 _SHOWN = 3  # charts of coefficients that are not folded
-
-
-def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write the page about runs or grids to `out`."""
-    return write_document(page(read_grids(folders)), out)
 
 
 def write_document(text: str, out: Path) -> Path:
@@ -65,19 +57,12 @@ def page(grids: Sequence[Grid], target: float | None = None, *, live: bool = Fal
 
 def document(title: str, parts: Sequence[Markup | None], *, refresh: int | None = None) -> str:
     """An HTML document that needs no other file. It reloads after `refresh` seconds."""
-    return "\n".join(
-        (
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            *([f'<meta http-equiv="refresh" content="{refresh}">'] if refresh else []),
-            '<meta name="color-scheme" content="light dark">',
-            element("title", f"{title} – feddle report"),
-            f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>",
-            *(part for part in parts if part),
-            f"</main>\n<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n",
-        )
+    html, css, js = (
+        files("feddle.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
     )
+    reload = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
+    body = "\n".join(filter(None, parts))
+    return Template(html).substitute(title=escape(title), refresh=reload, style=css, script=js, body=body)
 
 
 def _grid(grid: Grid, target: float | None) -> list[Markup | None]:
@@ -95,9 +80,9 @@ def _opening(grid: Grid) -> Markup:
     texts = {"alert": alerts, "lead": [" ".join(lead(grid))], "quiet": [setting(grid.runs), record.get("note", "")]}
     return element(
         "header",
-        element("p", name, class_="quiet") if name else None,
+        paragraph(name, "quiet"),
         element("h1", headline(grid)),
-        *(element("p", text, class_=kind) for kind, each in texts.items() for text in each if text),
+        *(paragraph(text, kind) for kind, found in texts.items() for text in found),
     )
 
 
@@ -105,16 +90,16 @@ def _section(title: str, panel: Panel | None, text: str, *parts: Markup | None) 
     """A part of the page with a title; None if it is empty."""
     shown = [part for part in parts if part]
     title = f"{title}: {panel.title}" if panel and panel.title else title
-    explained = element("p", text, class_="quiet") if text else None
-    return element("section", element("h2", title), explained, *shown) if shown else None
+    return element("section", element("h2", title), paragraph(text, "quiet"), *shown) if shown else None
 
 
 def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None]:
     one = len(panel.columns) == 1
     differing = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
-    table = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
+    ranked = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
-    band = " Lines are means over seeds, bands are their range." if several else " One seed, so no bands."
+    about = "Accuracy of the server’s model after each round. "
+    about += "Lines are means over seeds, bands are their range." if several else "One seed, so no bands."
     curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     which = "as requested" if target is not None else "the median of the column without Center"
     note = (
@@ -123,9 +108,8 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
         f" waiting time is included.{'' if one else ' Time per run: on the machine that ran it.'}"
     )
     priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
-    about = f"Accuracy of the server’s model after each round.{band}"
     return [
-        _section("Results", panel, "" if one else really_run(panel, differing), table, _about_rows(panel)),
+        _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
         _section("Accuracy over rounds", panel, about, *curves),
         _coefficients(panel),
         _staleness(panel),
@@ -133,38 +117,32 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     ]
 
 
-def html_table(table: Table, notes: Sequence[str], kind: str = "") -> Markup:
+def html_table(shown: Table, notes: Sequence[str], kind: str = "") -> Markup:
     """A table with notes below it."""
-    head = element("tr", *(element("th", text, scope="col") for text in (table.label, *table.headings)))
-    rows = [element("tr", _label(row), *map(_entry, row.entries)) for row in table.rows]
-    return join(
-        element("table", element("thead", head), element("tbody", *rows), class_=f"results{kind}"),
-        *(element("p", note, class_="note") for note in notes),
-    )
+    rows = [join(_label(row), *map(_entry, row.entries)) for row in shown.rows]
+    return join(table(f"results{kind}", [shown.label, *shown.headings], rows), each("p", notes, class_="note"))
 
 
 def _label(row: Row) -> Markup:
     status = element("small", row.status, class_="status") if row.status else None
     label = element("strong", row.label) if row.best else row.label
-    return element("th", label, status, *(element("small", text) for text in row.notes), scope="row")
+    return element("th", label, status, each("small", row.notes), scope="row")
 
 
 def _entry(entry: Entry) -> Markup:
     text = element("u", entry.text) if entry.above_center else entry.text
     text = element("strong", text) if entry.best else text
     notes = [*entry.notes, *([f"paper {entry.paper}"] if entry.paper else [])]
-    wide = {"colspan": str(entry.span)} if entry.span > 1 else {}
-    found = "none" if entry.text == NONE else None
+    wide = str(entry.span) if entry.span > 1 else None
+    kind = "none" if entry.text == NONE else None
     # On a phone each row is a card, with the heading from the attribute.
-    small = (element("small", note) for note in notes)
-    return element("td", text, entry.marks, *small, data_heading=entry.heading, class_=found, **wide)
+    return element("td", text, entry.marks, each("small", notes), data_heading=entry.heading, class_=kind, colspan=wide)
 
 
 def _about_rows(panel: Panel) -> Markup | None:
-    items = [
-        element("li", element("strong", name), f" {ABOUT[row]}.") for row, name in panel.rows.items() if row in ABOUT
-    ]
-    return element("details", element("summary", "About the rows"), element("ul", *items)) if items else None
+    known = {name: ABOUT[row] for row, name in panel.rows.items() if row in ABOUT}
+    items = [join(element("strong", name), f" {about}.") for name, about in known.items()]
+    return folded("About the rows", element("ul", each("li", items))) if items else None
 
 
 def _curves(grid: Grid, panel: Panel) -> list[Markup]:
@@ -191,10 +169,8 @@ def _lines(panel: Panel, column: int, servers: Sequence[str | None] | None, key:
     found = []
     for index, (row, label) in enumerate(panel.rows.items()):
         cell = panel.at(row, column)
-        if cell is None or not (servers is None or row == CENTER or cell.entry.get("server") in servers):
-            continue
         points, band = cell.curve(key)
-        if points:
+        if points and (servers is None or row == CENTER or cell.entry.get("server") in servers):
             found.append(Curve(index, label, points, band, row == panel.leader))
     return found
 
@@ -211,17 +187,16 @@ def _coefficients(panel: Panel) -> Markup | None:
         " moves away from anchors with negative coefficients."
     )
     more = charts[_SHOWN:]
-    folded = element("details", element("summary", f"{len(more)} more"), *more) if more else None
-    return _section("Coefficients", panel, text, *charts[:_SHOWN], folded)
+    rest = folded(f"{len(more)} more", *more) if more else None
+    return _section("Coefficients", panel, text, *charts[:_SHOWN], rest)
 
 
 def _staleness(panel: Panel) -> Markup | None:
     charts = []
     for column, head in enumerate(panel.heads):
-        cells = [cell.runs for (_, at), cell in panel.cells.items() if at == column]
-        values = [
-            [late for run in runs for line in run.history for late in line.get("staleness", [])] for runs in cells
-        ]
+        cells = [cell for (_, at), cell in panel.cells.items() if at == column]
+        lines = [[line for run in cell.runs for line in run.history] for cell in cells]
+        values = [[late for line in found for late in line.get("staleness", [])] for found in lines]
         most = max(values, key=lambda found: (sum(found), len(found)), default=[])
         name = _capital(head) if panel.columns[column] else "Updates"
         charts += [staleness_chart(most, name)] if most else []
@@ -231,24 +206,19 @@ def _staleness(panel: Panel) -> Markup | None:
 
 def _left_out(grid: Grid) -> Markup | None:
     items = [
-        element(
-            "li",
-            f"{counted(len(cells), 'cell')}: {reason}",
-            element("details", element("summary", "which"), ", ".join(cells)),
-        )
+        join(f"{counted(len(cells), 'cell')}: {reason}", folded("which", ", ".join(cells)))
         for reason, cells in grid.left_out.items()
     ]
-    return _section("Left out", None, "", element("ul", *items) if items else None)
+    return _section("Left out", None, "", element("ul", each("li", items)) if items else None)
 
 
 def _configs(grid: Grid) -> Markup:
-    folded = []
+    configs = []
     for cell in grid.cells:
         for run in cell.runs[:1]:
             text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
-            note = element("p", _made(run.made), class_="note") if run.made else None
-            folded.append(element("details", element("summary", cell.name), element("pre", text), note))
-    return element("section", element("h2", "Configs"), *folded, class_="folded")
+            configs.append(folded(cell.name, element("pre", text), paragraph(_made(run.made), "note")))
+    return element("section", element("h2", "Configs"), *configs, class_="folded")
 
 
 def _made(made: CellRecord) -> str:
@@ -259,13 +229,6 @@ def _made(made: CellRecord) -> str:
 
 def commands_section(commands: Sequence[tuple[str, str]], note: str = "") -> Markup:
     """The commands that repeat the runs, each with a label."""
-    items = [
-        element("li", element("span", label) if label else None, element("code", command))
-        for label, command in commands
-    ]
-    about = element("p", note, class_="note") if note else None
-    return element("section", element("h2", "Run again"), element("ul", *items, class_="commands"), about)
-
-
-def _asset(name: str) -> str:
-    return files("feddle.report").joinpath(name).read_text(encoding="utf-8")
+    items = [join(element("span", label) if label else None, element("code", text)) for label, text in commands]
+    shown = element("ul", each("li", items), class_="commands")
+    return element("section", element("h2", "Run again"), shown, paragraph(note, "note"))

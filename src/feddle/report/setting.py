@@ -30,10 +30,9 @@ def setting(runs: Sequence[RunRecord]) -> str:
     """The facts that all runs share, and the names of those that differ."""
     differing = differences(runs)
     shared = [text for key, text in facts(runs[0].config).items() if key not in differing] if runs else []
-    sentence = f"Setting: {', '.join(shared)}." if shared else ""
-    if differing:
-        sentence += f" The runs differ in {listed(differing)}."
-    return sentence.strip()
+    same = f"Setting: {', '.join(shared)}." if shared else ""
+    other = f"The runs differ in {listed(differing)}." if differing else ""
+    return " ".join(filter(None, (same, other)))
 
 
 def differences(runs: Sequence[RunRecord]) -> list[str]:
@@ -82,10 +81,8 @@ def versions(runs: Sequence[RunRecord]) -> str:
 
 def packages(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     """The versions of feddle and torch of all results."""
-    return {
-        "feddle": [run.result["feddle"] for run in runs if run.result.get("feddle")],
-        "torch": [run.result["torch"] for run in runs if run.result.get("torch")],
-    }
+    names = ("feddle", "torch")
+    return {name: [str(found) for run in runs if (found := run.result.get(name))] for name in names}
 
 
 def remarks(run: RunRecord) -> list[str]:

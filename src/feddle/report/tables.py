@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from feddle.records import RunRecord
-from feddle.report.grid import CENTER, Cell, Grid, Panel
+from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel
 from feddle.report.numbers import NONE, Spread, duration, mean_of, megabytes, percent, signed, spread_text
 from feddle.report.setting import differences, facts, remarks
 
@@ -70,8 +70,8 @@ def results(grid: Grid, panel: Panel, *, measures: bool = True) -> Table:
     rows = []
     for row, label in panel.rows.items():
         entries = _accuracies(panel, row)
-        cell = panel.at(row, 0)
-        if one and cell is not None:
+        if one:
+            cell = panel.at(row, 0)
             entries += _measures(panel, cell)
             status = next((run.status for run in cell.runs if run.status), "")
             rows.append(Row(label, entries, row in leaders(panel, 0), status, _row_notes(grid, cell)))
@@ -92,18 +92,15 @@ def _accuracies(panel: Panel, row: str) -> list[Entry]:
 
 
 def _accuracy(panel: Panel, row: str, column: int) -> Entry:
-    heading, cell = panel.heads[column], panel.at(row, column)
-    if cell is None:
-        return Entry(heading)
-    cells = panel.column(column)
+    cell, cells = panel.at(row, column), panel.column(column)
     alike = [each for each in cells.values() if each.has_own_data == cell.has_own_data]
-    center, paper, points = cells.get(CENTER), cell.entry.get("paper"), from_clean(panel, row, column)
+    paper, points = cell.entry.get("paper"), from_clean(panel, row, column)
     absent = ["left out"] if cell.entry.get("left_out") and not cell.runs else []
     clean = [] if points is None else [f"{signed(points)} from clean labels"]
-    ours, floor = cell.accuracy, center.accuracy if center and row != CENTER else None
+    ours, floor = cell.accuracy, panel.at(CENTER, column).accuracy
     unit = "" if ours is None or panel.columns[column] else "%"
     return Entry(
-        heading,
+        panel.heads[column],
         spread_text(ours) + unit,
         best=row in leaders(panel, column) or is_best(ours, [each.accuracy for each in alike]),
         above_center=ours is not None and floor is not None and ours.tenths > floor.tenths,
@@ -153,10 +150,9 @@ def from_clean(panel: Panel, row: str, column: int) -> float | None:
     same = {**key, "label_noise": 0}
     if not key.get("label_noise") or same not in panel.columns:
         return None
-    noisy, clean = (panel.cells.get((row, at)) for at in (column, panel.columns.index(same)))
-    if noisy is None or clean is None or noisy.accuracy is None or clean.accuracy is None:
-        return None
-    return round(noisy.accuracy.tenths - clean.accuracy.tenths, 1)
+    places = (column, panel.columns.index(same))
+    noisy, clean = (panel.cells.get((row, at), NO_CELL).accuracy for at in places)
+    return round(noisy.tenths - clean.tenths, 1) if noisy and clean else None
 
 
 def legend(grid: Grid) -> str:
@@ -199,11 +195,9 @@ def cost(panel: Panel, requested: float | None) -> Table:
     heads = [f"{name} {percent(target)}" for name, target in zip(names, targets, strict=True)]
     rows = []
     for row, label in panel.rows.items():
-        runs = [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]
-        places = enumerate(zip(heads, targets, strict=True))
-        prices = [_price(head, panel.at(row, column), target) for column, (head, target) in places]
-        if runs:
-            rows.append(Row(label, [*map(Entry, whole, _whole_runs(runs)), *prices]))
+        if runs := [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]:
+            cells = [panel.at(row, column) for column in range(len(targets))]
+            rows.append(Row(label, [*map(Entry, whole, _whole_runs(runs)), *map(_price, heads, cells, targets)]))
     return Table(_heading(panel), [*whole, *heads], rows)
 
 
@@ -219,38 +213,25 @@ def _target(panel: Panel, column: int, requested: float | None) -> float | None:
     return requested if requested is not None else median(found) if found else None
 
 
-@dataclass(frozen=True)
-class Price:
-    """The cost of the first evaluation at or above a target, as a mean over the seeds that reached it."""
+def _price(heading: str, cell: Cell, target: float | None) -> Entry:
+    """The price of a target, as a mean over the seeds that reached it."""
+    if target is None:
+        return Entry(heading)
+    if cell.entry["key"].get("method") == CENTER:
+        return Entry(heading, "no clients")
+    paid = [found for run in cell.runs if (found := price(run, target))]
+    if not paid:
+        return Entry(heading, "not reached" if cell.runs else NONE)
+    rounds, sent = map(fmean, zip(*paid, strict=True))
+    some = "" if len(paid) == len(cell.runs) else f", {len(paid)} of {len(cell.runs)} seeds"
+    return Entry(heading, f"{rounds:.0f} rounds", notes=[f"{megabytes(sent)} MB{some}"])
 
-    time: float  # in rounds of a server that does not wait
-    megabytes: float  # up and down together
-    reached: int  # seeds
 
-
-def price(cell: Cell, target: float) -> Price | None:
-    """The cost of a target accuracy; None if no seed reached it."""
-    paid = [found for run in cell.runs if (found := _paid(run, target)) is not None]
-    return Price(fmean(time for time, _ in paid), fmean(size for _, size in paid), len(paid)) if paid else None
-
-
-def _paid(run: RunRecord, target: float) -> tuple[float, float] | None:
+def price(run: RunRecord, target: float) -> tuple[float, float] | None:
+    """When an evaluation first reached a target, in rounds of a server that does not wait, and the bytes sent."""
     for at, accuracy in run.curve:
         if round(accuracy, 3) >= round(target, 3):  # as they are shown
             line = next(line for line in run.history if line["round"] == at)
             clock = run.made.get("clock", [])  # of a server that waits for its clients
-            time = float(clock[at - 1] if at <= len(clock) else at)
-            return time, (line.get("bytes_up", 0) + line.get("bytes_down", 0)) / 1e6
+            return float(clock[at - 1] if at <= len(clock) else at), line.get("bytes_up", 0) + line.get("bytes_down", 0)
     return None
-
-
-def _price(heading: str, cell: Cell | None, target: float | None) -> Entry:
-    if cell is None or target is None:
-        return Entry(heading)
-    if cell.entry["key"].get("method") == CENTER:
-        return Entry(heading, "no clients")
-    paid = price(cell, target)
-    if paid is None:
-        return Entry(heading, "not reached" if cell.runs else NONE)
-    some = "" if paid.reached == len(cell.runs) else f", {paid.reached} of {len(cell.runs)} seeds"
-    return Entry(heading, f"{paid.time:.0f} rounds", notes=[f"{megabytes(1e6 * paid.megabytes)} MB{some}"])

@@ -42,11 +42,9 @@ def _makers(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _contents(runs: Sequence[RunRecord]) -> list[str]:
-    hashes: dict[str, set[str | None]] = {}
-    for run in runs:
-        for name, value in run.made.get("data", {}).items():
-            hashes.setdefault(name, set()).add(value)
-    differing = [name for name, values in hashes.items() if len(values) > 1]
+    contents = [run.made.get("data", {}) for run in runs]
+    names = dict.fromkeys(name for found in contents for name in found)
+    differing = [name for name in names if len({found[name] for found in contents if name in found}) > 1]
     return [f"Run with different contents of {listed(differing)}."] if differing else []
 
 

@@ -57,9 +57,8 @@ def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
     """The mean accuracy of each row over some columns, in per cent as it is shown, best first."""
     found = {}
     for row in panel.rows:
-        cells = [panel.at(row, column) for column in sorted(columns)]
-        values = [cell.accuracy.mean for cell in cells if cell is not None and cell.accuracy is not None]
-        if values:
+        spreads = [panel.at(row, column).accuracy for column in sorted(columns)]
+        if values := [spread.mean for spread in spreads if spread]:
             found[row] = round(100 * fmean(values), 1)
     return dict(sorted(found.items(), key=lambda each: each[1], reverse=True))
 
@@ -67,17 +66,14 @@ def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
 def lead(grid: Grid) -> list[str]:
     """The result in a few sentences."""
     shown = [panel for panel in grid.panels if panel.runs][:6]
-    sentences = [text for panel in shown for text in (_standing(panel), _noise(grid, panel)) if text]
-    paper = "" if grid.quick else _against_the_paper(grid)
-    return [text for text in (*sentences, *_unfinished(grid), paper) if text]
+    sentences = [text for panel in shown for text in (_standing(panel), _noise(grid, panel))]
+    return list(filter(None, [*sentences, *_unfinished(grid), "" if grid.quick else _against_the_paper(grid)]))
 
 
 def _standing(panel: Panel) -> str:
     """The leader, over the columns that all rows have: otherwise a row with only easy settings would win."""
-    known = [
-        {column for column in range(len(panel.columns)) if (cell := panel.at(row, column)) and cell.accuracy}
-        for row in panel.rows
-    ]
+    places = range(len(panel.columns))
+    known = [{column for column in places if panel.at(row, column).accuracy} for row in panel.rows]
     shared = set.intersection(*filter(None, known)) if any(known) else set()
     order = _ranking(panel, shared)
     if len(order) < 2:
@@ -129,12 +125,9 @@ def _unfinished(grid: Grid) -> list[str]:
 
 def _against_the_paper(grid: Grid) -> str:
     """The difference to the paper's numbers, for cells with its setting."""
-    known = [cell for cell in grid.cells if cell.entry.get("paper") and cell.is_final and cell.accuracy]
-    gaps = [
-        100 * cell.accuracy.mean - cell.entry["paper"][0]
-        for cell in known
-        if cell.is_table_setting and cell.accuracy and cell.entry["paper"]
-    ]
+    final = [(cell, cell.accuracy, cell.entry.get("paper")) for cell in grid.cells if cell.is_final]
+    known = [(cell, 100 * ours.mean - paper[0]) for cell, ours, paper in final if ours and paper]
+    gaps = [gap for cell, gap in known if cell.is_table_setting]
     other = len(known) - len(gaps)
     why = "because they have substitute data or a changed setting"
     if not gaps:

@@ -1,10 +1,12 @@
-"""Axes: from values to pixels, with ticks at round numbers."""
+"""Axes, from values to pixels with ticks at round numbers, and the frames of all charts."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
+
+from feddle.report.markup import Markup, element, join
 
 Item = TypeVar("Item")
 
@@ -23,6 +25,16 @@ class Axis:
     def place(self, value: float) -> float:
         """The pixel of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+@dataclass(frozen=True)
+class Size:
+    """One drawing of a chart. The page shows `wide` or `narrow`, so that text is readable on a phone."""
+
+    name: str
+    width: float
+    height: float
+    most_rounds: int
 
 
 def round_axis(last: int, start: float, end: float, most_ticks: int) -> Axis:
@@ -89,6 +101,31 @@ def thinned(items: Sequence[Item], most: int) -> list[Item]:
     """Every n-th item, including the last, so that there are at most `most`."""
     stride = max(1, math.ceil(len(items) / most))
     return list(items[::-1][::stride][::-1])
+
+
+def drawing(size: Size, kind: str, spoken: str, *children: Markup, **attributes: str | float) -> Markup:
+    """An SVG of that size; screen readers read `spoken`."""
+    kind, box = f"{kind} {size.name}", f"0 0 {size.width:g} {size.height:g}"
+    return element("svg", *children, class_=kind, viewBox=box, role="img", aria_label=spoken, **attributes)
+
+
+def frame(x: Axis, y: Axis, unit: str = "", word: str = "round", pad: float = 0.0) -> Markup:
+    """Grid lines, the ticks of both axes and the name of the horizontal one; lines extend `pad` beyond it."""
+    left, right, bottom = x.start - pad, x.end + pad, y.start
+    marks = []
+    for tick in y.ticks:
+        at = y.place(tick)
+        marks.append(element("line", x1=left, x2=right, y1=at, y2=at, class_="grid"))
+        marks.append(element("text", tick_text(tick, y.step) + unit, x=left - 8, y=at + 4, class_="tick end"))
+    marks.append(element("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="floor"))
+    for tick in x.ticks:
+        marks.append(element("text", tick_text(tick, x.step), x=x.place(tick), y=bottom + 18, class_="tick middle"))
+    return join(*marks, element("text", word, x=(left + right) / 2, y=bottom + 36, class_="tick middle"))
+
+
+def margin_for(y: Axis, unit: str = "") -> float:
+    """Width of the longest tick text of a vertical axis, in pixels."""
+    return 8.0 * max(len(tick_text(tick, y.step) + unit) for tick in y.ticks) + 10
 
 
 def _round_step(rough: float) -> float:

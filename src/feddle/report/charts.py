@@ -1,0 +1,237 @@
+"""The charts of a report: curves over rounds, the coefficients of searches, and the staleness of updates."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+
+from feddle.records import RunRecord
+from feddle.report.axes import Axis, Size, drawing, frame, margin_for, round_axis, spread, thinned, value_axis
+from feddle.report.markup import Markup, each, element, folded, join, table
+from feddle.report.numbers import NONE, percent
+
+COLOURS = 6  # `.s0` to `.s5` in page.css; further lines repeat them with another dash pattern.
+DASHES = (None, "7 3", "2 3", "9 3 2 3")
+LABEL_WIDTH = 7.6  # pixels of a character in a label, in a wide font
+LABEL_GAP = 14.0
+MOST_HITS = 120  # points of a chart that show their value without a script
+
+Rounds = list[tuple[int, list[float]]]
+
+
+def _sizes(wide: float, narrow: float) -> tuple[Size, Size]:
+    """Both drawings of a chart, with these heights."""
+    return Size("wide", 720, wide, 8), Size("narrow", 350, narrow, 4)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart, with values in the unit of the chart.
+
+    `band` is the range of the seeds as (round, lowest, highest); `stands_out` draws the line bold.
+    """
+
+    index: int
+    label: str
+    points: list[tuple[int, float]]
+    band: list[tuple[int, float, float]] = field(default_factory=list)
+    stands_out: bool = False
+
+    @property
+    def colour(self) -> str:
+        """The class for its colour."""
+        return f"s{self.index % COLOURS}"
+
+    @property
+    def dash(self) -> str | None:
+        """Its dash pattern."""
+        return DASHES[self.index // COLOURS % len(DASHES)]
+
+    @property
+    def kind(self) -> str:
+        """The class of its elements."""
+        return f"{self.colour}{' first' if self.stands_out else ''}"
+
+
+def curve_chart(curves: Sequence[Curve], caption: str = "", unit: str = "%") -> Markup:
+    """A legend, the curves in both sizes and their values as a table; `unit` is `%` or empty."""
+    return element(
+        "figure",
+        element("figcaption", caption) if caption else None,
+        element("ul", *map(_legend_item, curves), class_="legend"),
+        *(_draw_curves(curves, size, unit) for size in _sizes(380, 300)),
+        element("div", class_="readout", hidden="hidden"),
+        _values_for_script(curves, unit),
+        _values_table(curves, unit),
+        class_="accuracy",
+    )
+
+
+def _shown(value: float, unit: str) -> str:
+    return f"{value:.{1 if unit else 2}f}{unit}".replace("-", "−")
+
+
+def _values_table(curves: Sequence[Curve], unit: str, most: int = 100) -> Markup:
+    """The values of the chart as a table that can be unfolded, with at most `most` rounds."""
+    values = [dict(curve.points) for curve in curves]
+    rows = []
+    for at in thinned(sorted({at for known in values for at in known}), most):
+        texts = (_shown(known[at], unit) if at in known else NONE for known in values)
+        rows.append(join(element("th", str(at), scope="row"), each("td", texts)))
+    shown = table("values", ["Round", *(curve.label for curve in curves)], rows)
+    return folded("Values as a table", element("div", shown, class_="scroll"))
+
+
+def _draw_curves(curves: Sequence[Curve], size: Size, unit: str) -> Markup:
+    room = min(LABEL_WIDTH * max(cell_len(curve.label) for curve in curves) + 18, 0.3 * size.width)
+    values = [value for curve in curves for _, *found in (*curve.points, *curve.band) for value in found]
+    bounds = (0, 100) if unit else (-math.inf, math.inf)
+    y = value_axis(values, size.height - 44, 12, most_ticks=6, least_span=2 if unit else 0.02, bounds=bounds)
+    last = max(curve.points[-1][0] for curve in curves)
+    x = round_axis(last, margin_for(y, unit), size.width - room, size.most_rounds)
+    ends = "; ".join(f"{curve.label} {_shown(curve.points[-1][1], unit)}" for curve in curves)
+    return drawing(
+        size,
+        "curves",
+        f"{'Accuracy over' if unit else 'Over'} rounds. Last values: {ends}.",
+        frame(x, y, unit),
+        element("line", class_="cursor", y1=y.end, y2=y.start),
+        *(_band(curve, x, y) for curve in curves if curve.band),
+        *(_line(curve, x, y, unit) for curve in reversed(curves)),  # the first one on top
+        _end_labels(curves, x, y, room),
+        data_start=x.start,
+        data_end=x.end,
+        data_rounds=x.high,
+    )
+
+
+def _path(points: Sequence[tuple[int, float]], x: Axis, y: Axis) -> str:
+    return "M" + "L".join(f"{x.place(at):.1f} {y.place(value):.1f}" for at, value in points)
+
+
+def _band(curve: Curve, x: Axis, y: Axis) -> Markup:
+    upper = [(at, high) for at, _, high in curve.band]
+    lower = [(at, low) for at, low, _ in reversed(curve.band)]
+    return element("path", d=f"{_path([*upper, *lower], x, y)}Z", class_=f"band {curve.colour}")
+
+
+def _line(curve: Curve, x: Axis, y: Axis, unit: str) -> Markup:
+    hits = []
+    for at, value in thinned(curve.points, MOST_HITS):
+        title = element("title", f"{curve.label}, round {at}: {_shown(value, unit)}")
+        hits.append(element("circle", title, cx=x.place(at), cy=y.place(value), r=6, class_="hit"))
+    at, value = curve.points[-1]
+    line = element("path", d=_path(curve.points, x, y), class_="line", stroke_dasharray=curve.dash)
+    end = element("circle", cx=x.place(at), cy=y.place(value), r=3, class_="dot")
+    return element("g", line, end, *hits, class_=curve.kind)
+
+
+def _end_labels(curves: Sequence[Curve], x: Axis, y: Axis, room: float) -> Markup:
+    """The names of the curves at their ends; if there is no space for all, only the legend has them."""
+    if len(curves) > (y.start - y.end) / 10:
+        return join()
+    tops = [y.place(curve.points[-1][1]) for curve in curves]
+    labels = []
+    for curve, top, height in zip(curves, tops, spread(tops, LABEL_GAP, y.end, y.start), strict=True):
+        name = shortened(curve.label, round((room - 18) / LABEL_WIDTH))
+        leader = f"M{x.place(curve.points[-1][0]) + 4:.1f} {top:.1f}L{x.end + 11:.1f} {height:.1f}"
+        whole = element("title", curve.label) if name != curve.label else None
+        text = element("text", name, whole, x=x.end + 14, y=height + 4, class_="label")
+        labels.append(element("g", element("path", d=leader, class_="leader"), text, class_=curve.kind))
+    return join(*labels)
+
+
+def shortened(text: str, most: int) -> str:
+    """A text that is too long without its middle, since the names of runs often differ at the end."""
+    keep, shown = len(text), text
+    while cell_len(shown) > most and keep > 2:
+        keep -= 1
+        tail = (keep + 1) // 2
+        shown = f"{text[: keep - tail]}…{text[len(text) - tail :]}"
+    return shown
+
+
+def _legend_item(curve: Curve) -> Markup:
+    line = element("path", d="M1 5H27", class_="line", stroke_dasharray=curve.dash)
+    swatch = element("svg", line, class_="swatch", viewBox="0 0 28 10", aria_hidden="true")
+    return element("li", swatch, curve.label, class_=curve.colour)
+
+
+def _values_for_script(curves: Sequence[Curve], unit: str) -> Markup:
+    values = [{"label": curve.label, "colour": curve.colour, "unit": unit, "points": curve.points} for curve in curves]
+    # Inside a script element only `<` could end the data early; JSON may write it as \u003c.
+    text = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
+    return Markup(f'<script type="application/json">{text}</script>')
+
+
+def coefficient_chart(run: RunRecord, title: str) -> Markup:
+    """The coefficients of a run with a search, over rounds."""
+    share = percent(run.negative_share)
+    negative = element("span", "negative", class_="below")
+    caption = element("figcaption", element("strong", title), f": {share} of the coefficients are ", negative, ".")
+    values = [value for _, found in run.coefficients for value in found]
+    spoken = f"Coefficients of {title} over rounds, {_range(values)}; {share} negative."
+    drawn = (_draw_coefficients(run.coefficients, values, size, spoken) for size in _sizes(220, 200))
+    return element("figure", caption, *drawn)
+
+
+def _draw_coefficients(rounds: Rounds, values: Sequence[float], size: Size, spoken: str) -> Markup:
+    y = value_axis([*values, 0.0], start=size.height - 44, end=10, most_ticks=4, least_span=0.01)
+    x = round_axis(rounds[-1][0], margin_for(y), size.width - 12, size.most_rounds)
+    zero = y.place(0.0)
+    return drawing(
+        size,
+        "strip",
+        spoken,
+        frame(x, y),
+        element("line", x1=x.start, x2=x.end, y1=zero, y2=zero, class_="zero"),
+        element("path", d=_dots(rounds, x, y, negative=False), class_="above"),
+        element("path", d=_dots(rounds, x, y, negative=True), class_="below"),
+        *(_hit(at, found, x, y) for at, found in thinned(rounds, MOST_HITS)),
+    )
+
+
+def _dots(rounds: Rounds, x: Axis, y: Axis, *, negative: bool) -> str:
+    # One path of zero-length strokes with round caps. Dots on the same pixel are drawn once, to keep the page small.
+    values = ((at, value) for at, found in rounds for value in found if (value < 0) is negative)
+    places = {(round(x.place(at)), round(y.place(value))) for at, value in values}
+    return "".join(f"M{left} {top}h0" for left, top in sorted(places))
+
+
+def _hit(at: int, found: list[float], x: Axis, y: Axis) -> Markup:
+    below = sum(value < 0 for value in found)
+    title = element("title", f"round {at}: {len(found)} coefficients, {below} negative, {_range(found)}")
+    return element("rect", title, x=x.place(at) - 3, y=y.end, width=6, height=y.start - y.end, class_="hit")
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"from {min(values):.3g} to {max(values):.3g}".replace("-", "−")
+
+
+def staleness_chart(values: Sequence[int], caption: str) -> Markup:
+    """A bar for each staleness of updates on arrival; its height is the share of the updates."""
+    shares = {late: 100 * count / len(values) for late, count in sorted(Counter(values).items())}
+    if not any(values):
+        return element("p", f"{caption}: every update arrived in its own round.")
+    mean, fresh = sum(values) / len(values), shares.get(0, 0.0)
+    text = f"{caption}: {fresh:.0f} % in their own round, {mean:.1f} rounds late on average, {max(values)} at most."
+    return element(
+        "figure", element("figcaption", text), *(_draw_bars(shares, size, text) for size in _sizes(180, 160))
+    )
+
+
+def _draw_bars(shares: dict[int, float], size: Size, spoken: str) -> Markup:
+    y = value_axis([0, *shares.values()], size.height - 44, 10, 4, 1, (0, 100))
+    left, most = margin_for(y, "%"), max(shares)
+    slot = (size.width - 12 - left) / (most + 1)  # a bar and the gap next to it
+    x = round_axis(most, left + slot / 2, size.width - 12 - slot / 2, size.most_rounds)
+    width = max(1.0, 0.8 * slot)
+    bars = []
+    for late, share in shares.items():
+        title, top = element("title", f"{late} rounds late: {share:.1f}%"), y.place(share)
+        at = {"x": x.place(late) - width / 2, "y": top, "width": width, "height": y.start - top}
+        bars.append(element("rect", title, class_="bar", **at))
+    return drawing(size, "bars", spoken, frame(x, y, "%", "rounds late", slot / 2), *bars)

@@ -19,7 +19,7 @@ from feddle.cli.reports import report, report_on
 from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.data.kinds import ENDINGS
-from feddle.records import CONFIG, REPORT
+from feddle.records import COMPARISON, CONFIG, REPORT
 from feddle.version import __version__
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def compare(methods: str, out: Path | None, **options: Any) -> None:
     others = {name: start.load(f"method={name}", quiet=True)[0] for name in names if name != own.method.name}
     configs = {name: others.get(name, own) for name in names}
     out = out or _new_folder(stem)
-    from feddle.run.comparison import begin_comparison
+    from feddle.run.folder import begin_comparison
 
     begin_comparison(out, configs)
     _compare_all(configs, out, quiet=start.quiet)
@@ -136,15 +136,15 @@ def _new_folder(name: str) -> Path:
 
 def _compare_all(configs: "Mapping[str, Config]", out: Path, *, quiet: bool) -> None:
     """Run the methods of a comparison that are not finished, one after the other, then report all of them."""
-    from feddle.run.comparison import done_rounds, run_or_resume
+    from feddle.run.folder import RunFolder, run_or_resume
 
     folders = [out / name for name in configs]
     first = next(iter(configs.values()))  # all have the same data, model and rounds
     _fetch(first, quiet=quiet)
     with RunDisplay(first.rounds, quiet=quiet) as display:
         for config, folder in zip(configs.values(), folders, strict=True):
-            display.begin(config.method.name, done_rounds(folder))
-            with _explaining_resume(out, kept=out / "compare.yaml"):
+            display.begin(config.method.name, RunFolder(folder).saved_rounds())
+            with _explaining_resume(out, kept=out / COMPARISON):
                 run_or_resume(config, folder, display.show, quiet=quiet)
     report_on(folders, out / REPORT)
 
@@ -154,11 +154,10 @@ def _compare_all(configs: "Mapping[str, Config]", out: Path, *, quiet: bool) -> 
 @quiet_option
 def resume(folder: Path, quiet: bool) -> None:
     """Continue the run or comparison in DIR from its last checkpoint."""
-    from feddle.run.comparison import comparison, is_comparison
-    from feddle.run.folder import RunFolder, resume_run
+    from feddle.run.folder import RunFolder, comparison, resume_run
 
-    if is_comparison(folder):
-        _compare_all(comparison(folder), folder, quiet=quiet)
+    if configs := comparison(folder):
+        _compare_all(configs, folder, quiet=quiet)
         return
     held = RunFolder(folder)
     config = held.config()

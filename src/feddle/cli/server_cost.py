@@ -1,7 +1,6 @@
 """`feddle reproduce server-cost`: what a round costs the server, compared with the paper."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -40,7 +39,7 @@ def show_server_cost(out: Path, *, listing: bool) -> None:
     for method in METHODS:
         if method not in known:
             click.echo(f"counting {method}", err=True)
-            known[method] = asdict(measure(method))
+            known[method] = measure(method)
             write_whole(kept, json.dumps(known, indent=1).encode())
     rows = [_texts(known[method]) for method in METHODS]
     print_table(_HEADS, rows)

@@ -16,7 +16,7 @@ from feddle.core.layout import Layout, Slot, Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 
 
 class Mean:

@@ -26,7 +26,7 @@ from feddle.methods.feddle.search import PaperSearch
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
 from feddle.training.objectives import TaskObjective, entropy
 from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective

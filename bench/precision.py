@@ -20,7 +20,7 @@ from feddle.data.examples import Images
 from feddle.models.cnn import CNN
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.training.machine import one_thread, require_bfloat16
 from feddle.training.train import Recipe, train
 

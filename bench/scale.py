@@ -28,7 +28,7 @@ from feddle.data.partition import Partition
 from feddle.models.cnn import CNN
 from feddle.run.plan import SimulationPlan
 from feddle.run.problem import PartitionedClients, Problem
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 
 BENCH = Path(__file__).resolve().parent
 RESULTS, PLOT = BENCH / "results" / "scale.json", BENCH.parent / "docs" / "scale.svg"

@@ -27,7 +27,7 @@ from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearc
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
 from feddle.training.objectives import TaskObjective
 from feddle.training.train import evaluate

@@ -21,7 +21,7 @@ from feddle.core.messages import Job, Update
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import Trainer
 

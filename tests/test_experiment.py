@@ -39,7 +39,7 @@ from feddle.run.load import load_config, parse_config, with_value
 from feddle.run.problem import PartitionedClients, build_problem
 from feddle.run.reference import reference
 from feddle.run.run import Run
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Delays, Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool

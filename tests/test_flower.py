@@ -59,7 +59,7 @@ from feddle.flower.replay import replay
 from feddle.flower.run import at_the_server, federated, run_in_folder, status_of
 from feddle.flower.strategy import Feddle
 from feddle.run.folder import RunFolder
-from feddle.run.run import Run, build_server, parts_of
+from feddle.run.run import Run, build_server
 from feddle.runtimes.flower.client import train_job
 from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.pulls import Pulls
@@ -801,7 +801,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: p
 def replayed(run: Run[Network]) -> torch.Tensor:
     federation = at_server()
     layout = Layout.of(federation.model)
-    server = build_server(run.plan, parts_of(run.plan, federation, layout, "cpu"))
+    server = build_server(run.plan, federation, layout, "cpu")
     recipe = run.plan.training
     shares = [as_examples(data) for data in SHARES]
     work = ClientWork(net(), layout, shares, recipe, nn.functional.cross_entropy, run.plan.seed)
@@ -1322,7 +1322,7 @@ def replayed_real(
         model = make_model()
     loss, layout = nn.functional.cross_entropy, Layout.of(model)
     federation = at_the_server(model, server_data(), held_out_data(), loss)
-    server = build_server(plan, parts_of(plan, federation, layout, "cpu"))
+    server = build_server(plan, federation, layout, "cpu")
     clients = [share(number, len(shares)) for number in shares]
     recipe = plan.training
     replay(lines, server, ClientWork(make_model(), layout, clients, recipe, loss, plan.seed))

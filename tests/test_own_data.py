@@ -31,7 +31,7 @@ from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_collection, build_problem
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from tiny import TINY, tiny
 
 Row = tuple[str, ...]

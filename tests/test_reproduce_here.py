@@ -9,9 +9,8 @@ import pytest
 
 from feddle.data import options, source
 from feddle.data.source import files_hash
-from feddle.grids.cells import data_hashes
+from feddle.grids.cells import data_hashes, plan
 from feddle.grids.grid import Cell, load_grid
-from feddle.grids.plan import plan
 from feddle.models.weights import ModelFolder
 from feddle.run.load import parse_config
 from feddle.run.problem import build_problem

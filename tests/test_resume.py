@@ -33,7 +33,7 @@ from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.run.folder import RunFolder, go_to_the_end, resume_run, run_config
 from feddle.run.problem import Problem, build_problem
 from feddle.run.run import Line
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.runtimes.workers import WorkerPool
 from feddle.server import ENOUGH
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small

@@ -30,7 +30,7 @@ from feddle.run.folder import run_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from three_numbers import close, weights

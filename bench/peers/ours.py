@@ -10,7 +10,7 @@ from workload import Clock, Workload, load, write_result
 from feddle.core.messages import Job
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
 from feddle.server import Server
 

@@ -1,9 +1,9 @@
 """The files of a run and of a grid: their names, their fields, and how they are read and written."""
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -19,6 +19,7 @@ RESULT = "result.json"  # Result
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 REPORT = "report.html"
+COMPARISON = "compare.yaml"  # the configs of a comparison, which has a run folder for each method
 # Files of a grid, which has a run folder for each cell and seed
 GRID = "grid.json"  # GridRecord
 CELL = "cell.json"  # CellRecord, in each run folder
@@ -43,15 +44,6 @@ class HistoryLine(TypedDict, total=False):
     test_loss: float
 
 
-class PrivacySpent(TypedDict):
-    """The privacy loss of the client with the most updates."""
-
-    unit: str
-    updates: int
-    epsilon: float
-    delta: float
-
-
 class Result(TypedDict, total=False):
     """The result of a run."""
 
@@ -68,7 +60,7 @@ class Result(TypedDict, total=False):
     refused: dict[str, int]  # updates that the server refused, by reason
     zero_updates: int
     attack: dict[str, Any] | None
-    privacy: PrivacySpent | None
+    privacy: dict[str, Any] | None  # loss of the client with the most updates: unit, updates, epsilon, delta
     feddle: str
     torch: str
 
@@ -76,7 +68,6 @@ class Result(TypedDict, total=False):
 class CellRecord(TypedDict, total=False):
     """What produced one run of a grid."""
 
-    cell: str
     config: str  # SHA-256 of the config without seed, workers and checkpoints
     data: dict[str, str | None]  # SHA-256 of each data set, and of a model folder
     feddle: str
@@ -88,7 +79,6 @@ class CellRecord(TypedDict, total=False):
 class CellEntry(TypedDict, total=False):
     """One cell in the record of a grid."""
 
-    name: str
     key: dict[str, Any]  # its value on each axis
     paper: list[float] | None  # mean and standard deviation in per cent
     server: str  # data at the server: `own` (the clients' task), `outside` or `none`
@@ -114,8 +104,6 @@ class GridRecord(TypedDict, total=False):
     note: str
     figure: list[str]  # fields of the history to draw besides accuracy
     axes: dict[str, list[AxisValue]]
-    feddle: str
-    source: str
     quick: bool
     asked: list[str]  # the commands that filled it
     cells: dict[str, CellEntry]
@@ -130,6 +118,12 @@ class RunRecord:
     history: Sequence[HistoryLine]
     result: Result
     made: CellRecord  # empty unless the run belongs to a grid
+    accuracy: float | None
+    last_accuracy: float | None
+    negative_share: float | None
+    seconds: float | None
+    bytes_up: float | None
+    bytes_down: float | None
 
     @property
     def method(self) -> str:
@@ -139,57 +133,41 @@ class RunRecord:
         names = [name.strip() for name in (self.result.get("method"), named) if isinstance(name, str)]
         return next(filter(None, names), self.folder.resolve().name)
 
-    @cached_property
+    @property
     def curve(self) -> list[tuple[int, float]]:
-        """The evaluations as (round, accuracy). If a round was written twice, the later value counts."""
-        return sorted({line["round"]: line["accuracy"] for line in self.history if "accuracy" in line}.items())
+        """The evaluations as (round, accuracy)."""
+        return [(line["round"], line["accuracy"]) for line in self.history if "accuracy" in line]
 
-    @cached_property
+    @property
     def coefficients(self) -> list[tuple[int, list[float]]]:
         """The coefficients of every round with a search, as (round, values)."""
-        return sorted({line["round"]: found for line in self.history if (found := line.get("coefficients"))}.items())
-
-    @property
-    def accuracy(self) -> float | None:
-        """Test accuracy by the paper's rule."""
-        written = self.result.get("accuracy")
-        return best([value for _, value in self.curve]) if written is None else written
-
-    @property
-    def last_accuracy(self) -> float | None:
-        """The last evaluation."""
-        written = self.result.get("last_accuracy")
-        return self.curve[-1][1] if written is None and self.curve else written
-
-    @property
-    def negative_share(self) -> float | None:
-        """Share of all coefficients below zero."""
-        values = [value for _, found in self.coefficients for value in found]
-        written = self.result.get("negative_share")
-        return sum(value < 0 for value in values) / len(values) if written is None and values else written
-
-    @property
-    def seconds(self) -> float | None:
-        """Duration of the run."""
-        return self.result.get("seconds")
-
-    @property
-    def bytes_up(self) -> float | None:
-        """Bytes sent by the clients so far."""
-        return self.result.get("bytes_up", self.history[-1].get("bytes_up") if self.history else None)
-
-    @property
-    def bytes_down(self) -> float | None:
-        """Bytes sent to the clients so far."""
-        return self.result.get("bytes_down", self.history[-1].get("bytes_down") if self.history else None)
+        return [(line["round"], line["coefficients"]) for line in self.history if line.get("coefficients")]
 
     @property
     def status(self) -> str:
         """The status of a run that is not finished; empty if it is finished."""
         if self.result and self.result.get("finished", True):
             return ""
-        where = f"round {max(line['round'] for line in self.history)}" if self.history else "no round yet"
+        where = f"round {self.history[-1]['round']}" if self.history else "no round yet"
         return f"interrupted, {where}" if self.result else f"not ended, {where}"
+
+
+def summary(history: Sequence[HistoryLine]) -> Result:
+    """The numbers of a result that follow from the history."""
+    accuracies = [line["accuracy"] for line in history if "accuracy" in line]
+    searches = [
+        (len(found), line.get("negative_share", sum(value < 0 for value in found) / len(found)))
+        for line in history
+        if (found := line.get("coefficients"))
+    ]
+    anchors = sum(count for count, _ in searches)
+    return {
+        "accuracy": best(accuracies),
+        "last_accuracy": accuracies[-1] if accuracies else None,
+        "negative_share": sum(count * share for count, share in searches) / anchors if searches else None,
+        "bytes_up": history[-1].get("bytes_up", 0) if history else 0,
+        "bytes_down": history[-1].get("bytes_down", 0) if history else 0,
+    }
 
 
 def best(accuracies: Sequence[float]) -> float | None:
@@ -205,20 +183,22 @@ def finite(value: object) -> float | None:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read a run folder. Its history and result may be missing, as in a run that has just started."""
+    """Read a run folder. Its history and result may be missing, as in a run that has just started.
+
+    Fields with invalid values, such as NaN, are left out.
+    """
     if not folder.is_dir():
         raise FeddleError(f"{folder}: expected a run folder, but there is no such folder; check the path")
     if not (folder / CONFIG).is_file():
         raise FeddleError(f"{folder}: expected a run folder, but it holds no {CONFIG}; name a folder of `feddle run`")
     config = _parsed(folder / CONFIG, _read(folder / CONFIG), "YAML", yaml.safe_load)
     result = _parsed(folder / RESULT, _read(folder / RESULT), "JSON") if (folder / RESULT).exists() else {}
-    return RunRecord(folder, config, read_history(folder), cast(Result, _checked(result)), read_cell(folder))
-
-
-def read_history(folder: Path) -> list[HistoryLine]:
-    """The rounds of a run so far. Fields with invalid values, such as NaN, are left out."""
     lines = map(_checked, _lines(folder / HISTORY)) if (folder / HISTORY).exists() else []
-    return [cast(HistoryLine, line) for line in lines if "round" in line]
+    rounds = {line["round"]: cast(HistoryLine, line) for line in lines if "round" in line}  # the last line of each
+    history, checked = [rounds[number] for number in sorted(rounds)], _checked(result)
+    numbers = {**summary(history), **checked} if history else checked
+    kept = {name: numbers.get(name) for name in _NUMBERS}
+    return RunRecord(folder, config, history, cast(Result, checked), read_cell(folder), **kept)
 
 
 def read_result(folder: Path) -> Result:
@@ -244,6 +224,11 @@ def read_grid_record(folder: Path) -> GridRecord:
 def write_record(path: Path, record: Mapping[str, Any], indent: int = 2) -> None:
     """Write a record as JSON, whole or not at all."""
     write_whole(path, (json.dumps(record, indent=indent, ensure_ascii=path.name != GRID) + "\n").encode())
+
+
+def json_digest(tree: Mapping[str, Any]) -> str:
+    """The SHA-256 of nested dicts, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -289,16 +274,10 @@ def _checked(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    lines = [(number, line) for number, line in enumerate(_read(path).split(b"\n"), 1) if line.strip()]
-    for number, line in lines:
-        try:
-            yield _parsed(path, line, "JSON", where=f", line {number}")
-        except FeddleError as error:
-            # The run is writing its last line, or was killed while writing it.
-            if number == lines[-1][0] and isinstance(error.__cause__, json.JSONDecodeError | UnicodeDecodeError):
-                return
-            raise
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file, except one without an end: the run is writing it, or was killed while writing it."""
+    lines = enumerate(_read(path).split(b"\n")[:-1], 1)
+    return [_parsed(path, line, "JSON", where=f", line {number}") for number, line in lines if line.strip()]
 
 
 def _read(path: Path) -> bytes:
@@ -314,14 +293,9 @@ def _parsed(
     """The mapping in a text. An error names the file and the place."""
     try:
         found = load(text)
+        problem = f"expected named values, but found {type(found).__name__}"
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())  # YAML's messages have several lines
-        raise FeddleError(
-            f"{path}{where}: expected {kind}, but {reason}; leave this run out or fix the file"
-        ) from error
+        found, problem = None, f"expected {kind}, but {' '.join(str(error).split())}"  # YAML's messages have many lines
     if not isinstance(found, dict):
-        found = type(found).__name__
-        raise FeddleError(
-            f"{path}{where}: expected named values, but found {found}; leave this run out or fix the file"
-        )
+        raise FeddleError(f"{path}{where}: {problem}; leave this run out or fix the file")
     return found

@@ -17,7 +17,7 @@ from feddle.cli.reports import report, report_on
 from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.data.kinds import ENDINGS
-from feddle.records import CONFIG, REPORT
+from feddle.records import COMPARISON, CONFIG, REPORT
 from feddle.version import __version__
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def compare(methods: str, out: Path | None, **options: Any) -> None:
         other = {**options, "overrides": [*options["overrides"], f"method={name}"], "quiet": True}
         configs[name] = own if name == own.method.name else _load(**other)[0]
     out = out or _new_folder(stem)
-    from feddle.run.comparison import begin_comparison, run_or_resume
+    from feddle.run.folder import begin_comparison, run_or_resume
 
     begin_comparison(out, configs)
     _run_all({out / name: config for name, config in configs.items()}, out, run_or_resume, quiet=options["quiet"])
@@ -129,7 +129,7 @@ def _run_all(
 
     If a run stops, the message says how to continue it, unless it stopped before anything was written.
     """
-    from feddle.run.comparison import done_rounds, is_comparison
+    from feddle.run.folder import RunFolder
     from feddle.run.trackers import tracking
 
     first = next(iter(configs.values()))  # all have the same data, model and rounds
@@ -138,11 +138,11 @@ def _run_all(
     try:
         with RunDisplay(first.rounds, quiet=quiet) as display:
             for folder, config in configs.items():
-                display.begin(config.method.name, done_rounds(folder))
+                display.begin(config.method.name, RunFolder(folder).saved_rounds())
                 with tracking(track, folder, config, display.show) as listener:
                     run_one(config, folder, listener, quiet=quiet)
     except (KeyboardInterrupt, StoppedError, OSError, MemoryError) as error:
-        if not ((out / CONFIG).exists() or is_comparison(out)):
+        if not any((out / kept).exists() for kept in (CONFIG, COMPARISON)):
             raise
         remedy = f"feddle resume {out}"
         if isinstance(error, KeyboardInterrupt):
@@ -156,12 +156,10 @@ def _run_all(
 @quiet_option
 def resume(folder: Path, quiet: bool) -> None:
     """Continue the run or comparison in DIR from its last checkpoint."""
-    from feddle.run.comparison import comparison, is_comparison, run_or_resume
-    from feddle.run.folder import RunFolder
+    from feddle.run.folder import RunFolder, comparison, run_or_resume
 
-    if is_comparison(folder):
-        configs = {folder / name: config for name, config in comparison(folder).items()}
-    else:
+    configs = {folder / name: config for name, config in comparison(folder).items()}
+    if not configs:
         configs = {folder: RunFolder(folder).config()}
         if RunFolder(folder).is_finished():
             click.echo(f"{folder} is finished; there is nothing to resume")

@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,8 @@ from feddle.report.page import commands_section, document, html_table, write_doc
 from feddle.report.tables import Entry, Row, Table
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
-    from feddle.grids.cells import Ended
+    from feddle.grids.cells import Ended, Planned, Task
     from feddle.grids.grid import Cell, Grid
-    from feddle.grids.plan import Planned
     from feddle.run.trackers import TrackerName
 
 
@@ -104,19 +103,20 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> Non
     """Run the cells that are not finished, update the record of the grid, then report."""
     from feddle.grids import runner
     from feddle.grids.cells import is_done
+    from feddle.run.simulate import cores
 
     runner.open_folder(out, grid, quick=order.quick)
     command = shlex.join(["feddle", *sys.argv[1:]])
     planned, conflicts = runner.without_conflicts(_fetched(_planned(picked, order), quiet=order.quiet), out)
     count = len(order.seeds) * sum(each.config is not None for each in planned)
-    jobs = min(order.jobs or runner.cores(), max(count, 1))
-    spare = runner.cores() // jobs
+    jobs = min(order.jobs or cores(), max(count, 1))
+    spare = cores() // jobs
     tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
     runner.keep(out, grid, planned, quick=order.quick, command=command)
     for text in (*_left_out(planned), *conflicts):
         click.echo(text, err=True)
     waiting = [task for task in tasks if not is_done(task)]
-    failed: dict[str, Ended] = {}
+    failed: list[tuple[Task, Ended]] = []
     try:
         if waiting:
             rounds = sum(task.config.rounds for task in waiting)
@@ -125,13 +125,13 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> Non
     except KeyboardInterrupt:
         click.echo(f"feddle: interrupted; the runs so far are in {out}; the same command continues them", err=True)
         sys.exit(130)
-    runner.keep(out, grid, runner.with_reasons(planned, failed, tasks), quick=order.quick, command=command)
+    runner.keep(out, grid, runner.with_reasons(planned, failed), quick=order.quick, command=command)
     _report(failed, out)
 
 
 def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
     """The plans of the cells. An override that no cell accepts is an error."""
-    from feddle.grids.plan import plan
+    from feddle.grids.cells import plan
 
     planned = [plan(cell, order.overrides) for cell in picked]
     if all(each.refused for each in planned):
@@ -139,13 +139,13 @@ def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
     return planned
 
 
-def _report(failed: "dict[str, Ended]", out: Path) -> None:
+def _report(failed: "Sequence[tuple[Task, Ended]]", out: Path) -> None:
     """Show the results; the command fails if a run did not finish."""
-    for label, ended in failed.items():
+    for task, ended in failed:
         if ended.details:
-            click.echo(f"{label}:\n{ended.details}", err=True)
+            click.echo(f"{task.label}:\n{ended.details}", err=True)
     report_on([out], out / REPORT)
-    stopped = sum(ended.begun for ended in failed.values())
+    stopped = sum(ended.begun for _, ended in failed)
     if stopped:
         raise FeddleError(f"{stopped} of the runs did not finish, see above; the same command tries again")
 
@@ -174,8 +174,8 @@ def _left_out(planned: Sequence["Planned"]) -> list[str]:
 
 
 def _list_tables() -> None:
+    from feddle.grids.cells import plan
     from feddle.grids.grid import load_grid, names
-    from feddle.grids.plan import plan
 
     rows = []
     for grid in map(load_grid, names()):
@@ -190,7 +190,7 @@ def _list_tables() -> None:
 def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     from feddle.grids.estimate import core_seconds
     from feddle.grids.grid import glossary
-    from feddle.grids.runner import cores
+    from feddle.run.simulate import cores
 
     planned = _planned(picked, order)
     click.echo(f"{grid.title}. {grid.note}".rstrip())
@@ -230,7 +230,7 @@ def _show_server_cost(out: Path, *, listing: bool) -> None:
     for method in METHODS:
         if method not in known:
             click.echo(f"counting {method}", err=True)
-            known[method] = asdict(measure(method))
+            known[method] = measure(method)
             write_record(out / "costs.json", known, indent=1)
     rows = [_cost_texts(known[method]) for method in METHODS]
     print_table(_COST_HEADS, rows)

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
-from feddle.core.errors import FeddleError
-from feddle.run.load import explain, with_value
+from feddle.run.load import validated, with_value
 from feddle.run.plan import Clients, Evaluation, Plan, SimulationPlan
 from feddle.runtimes.flower.rules import Rules
 
@@ -42,7 +41,4 @@ def make_plan(settings: Mapping[str, Any], *, source: str) -> FederationPlan:
     tree: dict[str, Any] = {}
     for key, value in settings.items():
         tree = with_value(tree, key.split("."), value)
-    try:
-        return FederationPlan.model_validate(tree)
-    except ValidationError as error:
-        raise FeddleError(f"{source}: {explain(error, tree)}") from error
+    return validated(FederationPlan, tree, source=source)

@@ -19,7 +19,7 @@ from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import holds_simulation
 from feddle.run.problem import Problem
-from feddle.run.run import Listener, Run, build_server, parts_of, resolve_device
+from feddle.run.run import Listener, Run, build_server, resolve_device
 from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.roster import Roster
 from feddle.runtimes.flower.rules import Clock
@@ -42,7 +42,7 @@ def federated(
     device = resolve_device(plan.device)
     problem.model.to(device=device)
     layout = Layout.of(problem.model)
-    server = build_server(plan, parts_of(plan, problem, layout, device, scratch=scratch), strategy)
+    server = build_server(plan, problem, layout, device, strategy, scratch=scratch)
     roster, per_round = Roster(plan.clients.count), plan.clients.per_round
     network = Network(server, grid, plan.federation, plan.training, plan.seed, per_round, roster, clock or Clock())
     method = plan.method.name if strategy is None else type(strategy).__name__

@@ -1,31 +1,115 @@
-"""Run one cell of a grid for one seed, in its own process."""
+"""The cells of a grid: the config of each, or why it cannot be run on this machine; and running one of them."""
 
 import signal
 import sys
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import torch
 
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
+from feddle.data.datasets import named, title_of
 from feddle.data.options import source_of
-from feddle.grids.plan import config_hash
-from feddle.records import CELL, CONFIG, CellRecord, read_cell, read_result, write_record
-from feddle.run.folder import RunFolder, resume_run, run_config
+from feddle.data.source import Source
+from feddle.grids.grid import Cell
+from feddle.records import CELL, CONFIG, CellEntry, CellRecord, json_digest, read_cell, read_result, write_record
+from feddle.run.folder import RunFolder, run_or_resume
+from feddle.run.load import parse_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_problem
 from feddle.run.run import Line, Listener, Run
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.run.trackers import TrackerName, tracking
 from feddle.runtimes.simulation import Delays, Simulation
 from feddle.version import __version__, source_digest
 
 source_digest()  # computed on import: the code may be edited while a grid runs
+_HOW = ("seed", "workers", "checkpoint")  # keys that do not change what a config computes
+_WAITS = "a server that waits has no delays, and its clock uses the σ of the table; leave out -o delays.sigma"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell with the config for this machine."""
+
+    cell: Cell
+    config: Config | None  # for seed 0
+    reason: str = ""  # why it is left out
+    substitute: str = ""  # what replaces data that the paper used, in words
+    changed: tuple[str, ...] = ()  # overrides of the user that change the setting of the table
+    refused: bool = False  # left out because its config does not accept the overrides
+
+    @property
+    def sources(self) -> list[Source[Any]]:
+        """The data and weights that it reads."""
+        return [] if self.config is None else self.config.sources()
+
+
+def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
+    """Check the config of a cell, and that its data and model are available."""
+    tree = dict(cell.tree)
+    given = {key: value for key, _, value in (text.partition("=") for text in overrides)}
+    if cell.outside:
+        guide = _guide(cell, given)
+        server = {k: v for k, v in tree["data"]["server"].items() if k != "samples"}
+        # the paper uses 250,000 images of ImageNet; of a substitute, all images are used
+        samples = {"samples": 250_000} if guide == "imagenet" else {}
+        tree["data"] = {**tree["data"], "server": {**server, "name": guide, **samples}}
+    elif not given.get("data.server.name"):  # the folder is for cells with out-of-domain data
+        overrides = [text for text in overrides if text.partition("=")[0] != "data.server.folder"]
+    try:
+        config = parse_config(tree, overrides)
+        reasons = [source.missing() for source in config.sources()]
+    except FeddleError as error:
+        return Planned(cell, None, str(error).removeprefix("config: "), refused=bool(overrides))
+    if cell.waits is not None and config.delays.sigma:
+        return Planned(cell, None, _WAITS, refused=True)
+    if any(reasons):
+        return Planned(cell, None, next(filter(None, reasons)))
+    keys = {text: text.partition("=")[0] for text in overrides}
+    # where files are and how a cell is run do not change its setting
+    changed = [text for text, key in keys.items() if not key.endswith("folder") and key.partition(".")[0] not in _HOW]
+    used, substitute = config.data.server.name, ""
+    if used and cell.outside and used != cell.outside[0]:
+        substitute = f"{title_of(used)} guides instead of {title_of(cell.outside[0])}"
+    return Planned(cell, config, substitute=substitute, changed=tuple(changed))
+
+
+def _guide(cell: Cell, given: Mapping[str, str]) -> str:
+    """The out-of-domain data set: the user's choice, else the first that is available.
+
+    A folder from the user belongs to the paper's data set. If that folder is wrong, there is no substitute.
+    """
+    if given.get("data.server.folder") or given.get("data.server.name"):
+        return given.get("data.server.name") or cell.outside[0]
+    return next((name for name in cell.outside if named(name).missing() is None), cell.outside[0])
+
+
+def config_hash(config: Config) -> str:
+    """The SHA-256 of a config without seed, workers and checkpoints."""
+    tree = {key: value for key, value in config.model_dump(mode="json").items() if key not in _HOW}
+    return json_digest(tree)
+
+
+def described(planned: Planned) -> CellEntry:
+    """A planned cell as an entry of the grid's record."""
+    cell = planned.cell
+    return {
+        "key": dict(cell.key),
+        "paper": list(cell.paper) if cell.paper else None,
+        "server": cell.server,
+        "substitute": planned.substitute,
+        "changed": list(planned.changed),
+        "waits": cell.waits,
+        "config": config_hash(planned.config) if planned.config else None,
+        "left_out": planned.reason,
+    }
 
 
 @dataclass(frozen=True)
@@ -66,7 +150,7 @@ def is_done(task: Task) -> bool:
 def work(task: Task, pipe: Connection) -> None:
     """The main function of a process: send every round to the parent, then how the run ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which then stops its cells
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         ended = run_task(task, pipe.send)
     except (KeyboardInterrupt, BrokenPipeError):  # stopped by the parent, or the parent has died
@@ -80,19 +164,14 @@ def run_task(task: Task, listener: Listener) -> Ended:
     """Run a task, or resume it if it was stopped."""
 
     def listen(line: Line) -> None:
-        if line["round"] == 1:
+        if read_cell(task.folder) != record:  # the first round of this process
             write_record(task.folder / CELL, record)
         listener(line)
 
     try:
         record = _record(task)
         with tracking(task.track, task.folder, task.config, listen) as tracked:
-            if (task.folder / CONFIG).exists():
-                if not RunFolder(task.folder).is_finished():
-                    write_record(task.folder / CELL, record)
-                run = resume_run(task.folder, tracked, quiet=True)
-            else:
-                run = run_config(task.config, task.folder, tracked, quiet=True)
+            run = run_or_resume(task.config, task.folder, tracked, quiet=True)
     except FeddleError as error:
         return Ended(reason=str(error), begun=(task.folder / CONFIG).exists())
     kept = read_cell(task.folder) or record
@@ -118,16 +197,12 @@ def clock(task: Task, run: Run[Simulation] | None) -> list[int]:
     return list(accumulate(lengths))
 
 
-def conflict(place: Path, config: Config) -> str:
-    """What differs between the runs in the folder of a cell and this config: "config", "data" or nothing ("")."""
+def has_other_config(place: Path, config: Config) -> bool:
+    """Whether the folder of a cell has runs with another config."""
     runs = sorted(path.parent for path in place.glob(f"seed*/{CONFIG}"))
     # a run that was stopped early has no record yet
     kept = [read_cell(run).get("config") or config_hash(RunFolder(run).config()) for run in runs]
-    if set(kept) - {config_hash(config)}:
-        return "config"
-    contents = _contents(config) if runs else {}
-    known = [read_cell(run).get("data", {}) for run in runs]
-    return "data" if any(made.get(name, now) != now for made in known for name, now in contents.items()) else ""
+    return bool(set(kept) - {config_hash(config)})
 
 
 def _record(task: Task) -> CellRecord:
@@ -135,30 +210,20 @@ def _record(task: Task) -> CellRecord:
     sources = [*read_cell(task.folder).get("source", "").split(), source_digest()]
     return {
         "config": config_hash(task.config),
-        "data": _contents(task.config),
+        "data": data_hashes(task.config),
         "feddle": __version__,
         "source": " ".join(dict.fromkeys(sources)),
         "torch": torch.__version__,
-        "cell": task.name,
     }
 
 
-def _contents(config: Config) -> dict[str, str | None]:
-    """The SHA-256 of each data set of a run, and of the user's own model folder."""
-    weights = config.model.weights()
-    model = None if weights is None else weights.digest()
-    return data_hashes(config) | ({} if model is None else {"model": model})
-
-
 def data_hashes(config: Config) -> dict[str, str | None]:
-    """The SHA-256 of each data set of a run."""
-    data, server = config.data, config.data.server
+    """The SHA-256 of each data set of a run, and of the user's own model folder."""
+    data, server, weights = config.data, config.data.server, config.model.weights()
     hashes = {data.name: source_of(data).digest()}
     if data.outside:
         name = str(server.name) if server.name != data.name else f"{server.name} of the server"
         hashes[name] = source_of(server).digest()
+    if weights is not None and (model := weights.digest()):
+        hashes["model"] = model
     return hashes
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the arguments of a signal handler
-    raise KeyboardInterrupt

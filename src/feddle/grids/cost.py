@@ -7,11 +7,12 @@ result is extrapolated, which is exact.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from feddle.core.layout import Layout, Weights
@@ -19,48 +20,33 @@ from feddle.core.messages import Arrival, Job, Update
 from feddle.core.state import save
 from feddle.data.examples import Images
 from feddle.grids.grid import paper
-from feddle.grids.vit import IMAGE, LAYERS, ViT
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.strategy import Strategy, state_of
 from feddle.run.plan import Plan
 from feddle.run.problem import Problem
-from feddle.run.run import parts_of
+from feddle.run.run import build_server
 from feddle.training.machine import one_thread
 
 CLIENTS, PER_ROUND, HELD = 1000, 50, 100
 SAMPLES, EPOCHS, BATCH = 1000, 10, 32  # at the server; the paper's figures fit 10,000 images per round
 CLASSES = 10
-METHODS: dict[str, dict[str, Any]] = {
-    "fed+ft": {"name": "fed+ft"},
-    "hfcl": {"name": "hfcl"},
-    "feddf": {"name": "feddf"},
-    "fedavg": {"name": "fedavg"},
-    "fedasync": {"name": "fedasync"},
-    "fedbuff": {"name": "fedbuff", "buffer_size": HELD},
-    "ca2fl": {"name": "ca2fl", "buffer_size": HELD},
-    "feddle": {"name": "feddle", "atlas_size": HELD},
-}
+WIDTH, HEADS, PATCH, IMAGE, LAYERS = 768, 12, 16, 224, 12
+RANK, SCALE = 4, 8.0
+METHODS = ("fed+ft", "hfcl", "feddf", "fedavg", "fedasync", "fedbuff", "ca2fl", "feddle")
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What a round costs the server: our count and the paper's."""
+def measure(method: str, layers: tuple[int, int] = (1, 2)) -> dict[str, Any]:
+    """What a round costs the server, as we count it and in the paper: GFLOPs, and the MB of network and method's state.
 
-    method: str
-    gflops: float
-    cache_mb: float  # the network and the state of the method, at its largest
-    paper_gflops: float
-    paper_cache_mb: float
-
-
-def measure(method: str, layers: tuple[int, int] = (1, 2)) -> Cost:
-    """The cost of a method. It is counted with two shallow networks; their difference is the cost of a layer."""
+    It is counted with two shallow networks; their difference is the cost of a layer.
+    """
     with one_thread():
         low, high = ((_flops(method, depth), _kept(method, depth)) for depth in layers)
     slopes = [(b - a) / (layers[1] - layers[0]) for a, b in zip(low, high, strict=True)]
     flops, kept = (a + (LAYERS - layers[0]) * slope for a, slope in zip(low, slopes, strict=True))
     said = next(row for row in paper()["server_cost"]["rows"] if row["method"] == method)
-    return Cost(method, flops / 1e9, kept / 1e6, said["gflops"], said["cache_mb"])
+    papers = {"paper_gflops": said["gflops"], "paper_cache_mb": said["cache_mb"]}
+    return {"method": method, "gflops": flops / 1e9, "cache_mb": kept / 1e6, **papers}
 
 
 def _flops(method: str, layers: int) -> float:
@@ -99,20 +85,23 @@ def _kept(method: str, layers: int) -> float:
     return float(most + sum(p.nbytes for p in network.parameters()))
 
 
-def _server(method: str, layers: int, images: int, epochs: int) -> tuple[Strategy, Weights, ViT]:
-    options = dict(METHODS[method])
+def _server(method: str, layers: int, images: int, epochs: int) -> tuple[Strategy, Weights, nn.Module]:
+    training = {"epochs": epochs, "batch_size": BATCH}
+    options: dict[str, Any] = {"name": method}
     if method in ("fed+ft", "feddf"):
-        options |= {"epochs": epochs, "batch_size": BATCH}
+        options |= training
+    if method in ("fedbuff", "ca2fl"):
+        options["buffer_size"] = HELD
     if method == "feddle":
-        options["search"] = {"name": "paper", "epochs": epochs, "batch_size": BATCH}
-    clients, training = {"count": CLIENTS, "per_round": PER_ROUND}, {"epochs": epochs, "batch_size": BATCH}
+        options |= {"atlas_size": HELD, "search": {"name": "paper", **training}}
+    clients = {"count": CLIENTS, "per_round": PER_ROUND}
     plan = Plan.model_validate({"clients": clients, "training": training, "method": options})
     network = ViT(CLASSES, layers)
     pixels = torch.zeros(images, 3, IMAGE, IMAGE, dtype=torch.uint8)
-    server = Images(pixels, torch.zeros(images, dtype=torch.long), 3)
-    layout = Layout.of(network)
-    problem = Problem(network, [], torch.ones(CLIENTS, dtype=torch.long), server, None)
-    return plan.method.build(parts_of(plan, problem, layout, "cpu")), layout.read(network), network
+    data = Images(pixels, torch.zeros(images, dtype=torch.long), 3)
+    problem = Problem(network, [], torch.ones(CLIENTS, dtype=torch.long), data, None)
+    server = build_server(plan, problem, Layout.of(network), "cpu")
+    return server.strategy, server.model, network
 
 
 def _arrivals(model: Weights, number: int) -> list[Arrival]:
@@ -143,3 +132,58 @@ _MERGING: dict[Any, Callable[..., int]] = {
     ),
     **dict.fromkeys((_aten.mv, _aten.dot, _aten.addmv, _aten.addmv_), _product),
 }
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer plus the product of two small trainable matrices."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down = nn.Linear(inputs, RANK, bias=False)
+        self.up = nn.Linear(RANK, outputs, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Features (…, inputs) to (…, outputs)."""
+        outputs: Tensor = self.frozen(inputs) + SCALE / RANK * self.up(self.down(inputs))
+        return outputs
+
+
+class Block(nn.Module):
+    """Attention and two wider layers, each with a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = (nn.LayerNorm(WIDTH).requires_grad_(False) for _ in range(2))
+        self.qkv, self.out = Adapted(WIDTH, 3 * WIDTH), Adapted(WIDTH, WIDTH)
+        self.wide, self.narrow = Adapted(WIDTH, 4 * WIDTH), Adapted(4 * WIDTH, WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (n, t, WIDTH) to tokens of the same shape."""
+        count, length, _ = tokens.shape
+        packed = self.qkv(self.norm1(tokens)).view(count, length, 3, HEADS, WIDTH // HEADS)
+        query, key, value = packed.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(count, length, WIDTH)
+        tokens = tokens + self.out(mixed)
+        outputs: Tensor = tokens + self.narrow(F.gelu(self.wide(self.norm2(tokens))))
+        return outputs
+
+
+class ViT(nn.Module):
+    """ViT-B/16 with low-rank adapters in every linear layer and a trainable head; its weights are random."""
+
+    def __init__(self, classes: int, layers: int = LAYERS) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH).requires_grad_(False)
+        self.token = nn.Parameter(torch.zeros(1, 1, WIDTH), requires_grad=False)
+        self.places = nn.Parameter(torch.zeros(1, (IMAGE // PATCH) ** 2 + 1, WIDTH), requires_grad=False)
+        self.blocks = nn.Sequential(*(Block() for _ in range(layers)))
+        self.norm = nn.LayerNorm(WIDTH).requires_grad_(False)
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (n, 3, 224, 224) to logits (n, classes)."""
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(images), -1, -1), patches], 1) + self.places
+        logits: Tensor = self.head(self.norm(self.blocks(tokens))[:, 0])
+        return logits

@@ -4,13 +4,14 @@ import json
 import math
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from timeit import Timer
 
 import torch
 from torch.nn import functional as F
 
 from feddle.data.datasets import contents_of
-from feddle.grids.plan import Planned
+from feddle.grids.cells import Planned
 from feddle.methods.center import CenterOptions
 from feddle.methods.convex import ConvexOptions
 from feddle.methods.fedavg import FedAvgOptions
@@ -40,20 +41,15 @@ def core_seconds(planned: Planned) -> float | None:
     outside = config.data.server.name is not None
     server = config.data.server.samples_per_round if outside else config.data.server.samples or 1000
     own = _server_passes(config) * min(server, config.data.server.samples_per_round)
-    return _START + _client_passes(config, train) * step + config.rounds * own * step + evaluations * test * evaluation
-
-
-def _client_passes(config: Config, train: int) -> float:
-    """Number of training examples that all clients process in a run."""
-    if isinstance(config.method, CenterOptions):
-        return 0.0
-    each = train / config.clients.count * config.training.epochs
-    return config.rounds * _arrivals(config) * each
+    clients = _arrivals(config) * train / config.clients.count * config.training.epochs
+    return _START + config.rounds * (clients + own) * step + evaluations * test * evaluation
 
 
 def _arrivals(config: Config) -> float:
     """Mean number of updates per round. Late updates that a method discards are not trained."""
     method, sigma = config.method, config.delays.sigma
+    if isinstance(method, CenterOptions):
+        return 0.0
     base = method.base if isinstance(method, FedFTOptions) else method
     discards = isinstance(base, FedAvgOptions | HfclOptions | FedDFOptions) and base.late == "discard"
     return config.clients.per_round * (math.erf(1 / (sigma * math.sqrt(2))) if discards and sigma else 1.0)
@@ -91,21 +87,12 @@ def _measured(model: str, size: int, channels: int, classes: int) -> tuple[float
         F.cross_entropy(built(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    def evaluate() -> None:
-        with torch.no_grad():
-            built(images)
-
     with one_thread():
-        return _fastest(step) / count, _fastest(evaluate) / count
+        return _processor_time(step) / count, _processor_time(torch.no_grad()(partial(built, images))) / count
 
 
-def _fastest(work: Callable[[], None], seconds: float = 0.3) -> float:
-    """The shortest of several processor times, so that other work on the machine matters less."""
+def _processor_time(work: Callable[[], object]) -> float:
+    """Seconds of a call, without the time that other work on the machine takes."""
     work()
-    began = time.process_time()
-    times: list[float] = []
-    while not times or time.process_time() - began < seconds:
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
+    number, seconds = Timer(work, timer=time.process_time).autorange()
+    return seconds / number

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from feddle.core.errors import FeddleError, did_you_mean
+from feddle.run.load import with_value
 
 Value = str | float
 _HERE = files("feddle.grids")
@@ -110,19 +111,17 @@ def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dic
     parts = _read("tables/parts.yaml")
     setting = {**table.get("fixed", {}), **whole}
     tree = dict(parts["base"])
-    for axis, value in sorted(
-        setting.items(), key=lambda pair: pair[0] == "components"
-    ):  # they change options of a method
-        tree = _merged(tree, _part(parts, axis, value))
+    for axis in sorted(setting, key="components".__eq__):  # they change options of a method
+        tree = _merged(tree, _part(parts, axis, setting[axis]))
     tree = _merged(tree, table.get("config", {}))
     candidates, server, waits = (tree.pop(word, None) for word in ("outside", "server", "waits"))
     if quick:
         shorter = parts["quick"]["rounds"] / tree["rounds"]
         tree = _merged(tree, parts["quick"])
-        tree = _merged(tree, {"delays": {"sigma": round(shorter * tree["delays"]["sigma"], 3)}})
+        tree = with_value(tree, ["delays", "sigma"], round(shorter * tree["delays"]["sigma"], 3))
     sigma = float(tree["delays"]["sigma"])
     if waits:
-        tree = _merged(tree, {"delays": {"sigma": 0}})
+        tree = with_value(tree, ["delays", "sigma"], 0)
     return Cell(
         name="/".join(_short(parts, axis, value) for axis, value in key.items()),
         key=key,
@@ -130,7 +129,7 @@ def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dic
         server=server or "own",
         outside=tuple(candidates or ()) if server == "outside" else (),
         waits=sigma if waits else None,
-        paper=_paper(table.get("paper"), name, key),
+        paper=_paper(name, key),
     )
 
 
@@ -138,10 +137,7 @@ def _part(parts: Mapping[str, Any], axis: str, value: Value) -> dict[str, Any]:
     """A value of an axis as a part of a config."""
     if axis not in parts["numbers"]:
         return dict(parts[axis][value])
-    piece: Any = value
-    for step in reversed(parts["numbers"][axis]["key"].split(".")):
-        piece = {step: piece}
-    return dict(piece)
+    return with_value({}, parts["numbers"][axis]["key"].split("."), value)
 
 
 def _short(parts: Mapping[str, Any], axis: str, value: Value) -> str:
@@ -160,17 +156,11 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _paper(part: str | None, table: str, key: Mapping[str, Value]) -> tuple[float, float] | None:
+def _paper(table: str, key: Mapping[str, Value]) -> tuple[float, float] | None:
     """The mean and standard deviation that the paper prints for a cell."""
-    if part == "accuracy":
-        wanted = {"table": table, **key}
-        for row in paper()["accuracy"]:
-            if {k: v for k, v in row.items() if k not in ("mean", "std")} == wanted:
-                return row["mean"], row["std"]
-    if part == "components":
-        domain = {"feddle-id": "id", "feddle-ood": "ood"}[str(key["method"])]
-        row = next(row for row in paper()["components"]["rows"] if row["components"] == key["components"])
-        return row[f"{domain}_mean"], row[f"{domain}_std"]
+    for row in paper()["accuracy"]:
+        if {k: v for k, v in row.items() if k not in ("mean", "std")} == {"table": table, **key}:
+            return row["mean"], row["std"]
     return None
 
 

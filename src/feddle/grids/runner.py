@@ -1,10 +1,9 @@
 """Run the cells of a grid, several at a time. A finished cell is never run again."""
 
 import multiprocessing
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -14,13 +13,11 @@ from typing import Any, Protocol
 from filelock import FileLock
 
 from feddle.core.errors import FeddleError
-from feddle.grids.cells import Ended, Task, conflict, is_done, work
+from feddle.grids.cells import Ended, Planned, Task, described, has_other_config, is_done, work
 from feddle.grids.grid import Grid, words
-from feddle.grids.plan import Planned, described
 from feddle.records import CONFIG, GRID, GridRecord, read_grid_record, write_record
 from feddle.run.run import Line
 from feddle.run.trackers import TrackerName
-from feddle.version import __version__, source_digest
 
 
 class Display(Protocol):
@@ -36,18 +33,6 @@ class Display(Protocol):
         """A task has ended."""
 
 
-@dataclass(frozen=True)
-class _Running:
-    task: Task
-    process: BaseProcess
-    pipe: Connection
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
 def tasks_of(
     planned: Iterable[Planned],
     seeds: Sequence[int],
@@ -57,40 +42,47 @@ def tasks_of(
 ) -> list[Task]:
     """A run for each available cell and each seed. Seed by seed, so that a whole table is complete early."""
     tasks = []
-    for seed, each in product(seeds, [each for each in planned if each.config is not None]):
-        folder, config = out / each.cell.name / f"seed{seed}", each.with_seed(seed, workers)
-        tasks.append(Task(each.cell.name, seed, folder, config, each.cell.waits, track))
+    for seed, each in product(seeds, planned):
+        if each.config is not None:
+            config = each.config.model_copy(update={"seed": seed, "workers": workers})
+            folder = out / each.cell.name / f"seed{seed}"
+            tasks.append(Task(each.cell.name, seed, folder, config, each.cell.waits, track))
     return tasks
 
 
-def run_tasks(tasks: Sequence[Task], jobs: int, display: Display) -> dict[str, Ended]:
-    """Run the tasks that are not done, `jobs` at a time; return those that failed, by label."""
+def run_tasks(tasks: Sequence[Task], jobs: int, display: Display) -> list[tuple[Task, Ended]]:
+    """Run the tasks that are not done, `jobs` at a time; return those that failed."""
     waiting = [task for task in tasks if not is_done(task)][::-1]
-    running: list[_Running] = []
-    failed: dict[str, Ended] = {}
+    running: dict[Connection, tuple[Task, BaseProcess]] = {}
+    failed: list[tuple[Task, Ended]] = []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 task = waiting.pop()
                 display.begin(task)
-                running.append(_start(task))
-            ready = wait([each.pipe for each in running])
-            for each in [each for each in running if each.pipe in ready]:
-                ended = _receive(each, display)
-                if ended is not None:
-                    running.remove(each)
-                    display.end(each.task, ended)
-                    if ended.reason:
-                        failed[each.task.label] = ended
+                pipe, process = _start(task)
+                running[pipe] = task, process
+            ready = wait(list(running))
+            for pipe in [pipe for pipe in running if pipe in ready]:
+                task, process = running[pipe]
+                message = _receive(pipe, process)
+                if not isinstance(message, Ended):
+                    display.round(task, message)
+                    continue
+                process.join()
+                del running[pipe]
+                display.end(task, message)
+                if message.reason:
+                    failed.append((task, message))
     finally:
-        for each in running:
-            each.process.terminate()  # its rounds so far remain on disk
-        for each in running:
-            each.process.join()
+        for _, process in running.values():
+            process.terminate()  # its rounds so far remain on disk
+        for _, process in running.values():
+            process.join()
     return failed
 
 
-def _start(task: Task) -> _Running:
+def _start(task: Task) -> tuple[Connection, BaseProcess]:
     context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
     if sys.platform == "linux":  # a fork server that has imported torch starts each cell at once
         context.set_forkserver_preload(["feddle.grids.cells"])
@@ -98,23 +90,19 @@ def _start(task: Task) -> _Running:
     process = context.Process(target=work, args=(task, sending), name=f"feddle {task.label}")
     process.start()
     sending.close()  # otherwise the end of the process would not be noticed
-    return _Running(task, process, receiving)
+    return receiving, process
 
 
-def _receive(each: _Running, display: Display) -> Ended | None:
-    """Pass one message of a process to the display; return how the task ended if it was the last."""
+def _receive(pipe: Connection, process: BaseProcess) -> Line | Ended:
+    """A message of a process: a round, or how its task ended."""
     try:
-        message = each.pipe.recv()
+        message: Line | Ended = pipe.recv()
     except EOFError:
-        each.process.join()
-        code = each.process.exitcode
+        process.join()
+        code = process.exitcode
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return Ended(reason=f"its process was stopped ({how}); the same command continues it")
-    if isinstance(message, Ended):
-        each.process.join()
-        return message
-    display.round(each.task, message)
-    return None
+    return message
 
 
 def open_folder(out: Path, grid: Grid, *, quick: bool) -> GridRecord:
@@ -140,13 +128,12 @@ def open_folder(out: Path, grid: Grid, *, quick: bool) -> GridRecord:
 
 
 def without_conflicts(planned: Sequence[Planned], out: Path) -> tuple[list[Planned], list[str]]:
-    """The cells that can be run in a folder, and messages about those that it has with another config or data."""
-    checked = {each.cell.name: conflict(out / each.cell.name, each.config) for each in planned if each.config}
-    found = {name: what for name, what in checked.items() if what}
+    """The cells that can be run in a folder, and messages about those that it has with another config."""
+    found = [e.cell.name for e in planned if e.config and has_other_config(out / e.cell.name, e.config)]
     messages = [
-        f"{name}: not run, because its folder has runs with another {what}; "
+        f"{name}: not run, because its folder has runs with another config; "
         f"remove {out / name} to run it again, or name another folder with --out"
-        for name, what in found.items()
+        for name in found
     ]
     return [each for each in planned if each.cell.name not in found], messages
 
@@ -166,8 +153,6 @@ def keep(out: Path, grid: Grid, planned: Sequence[Planned], *, quick: bool, comm
             "note": grid.note,
             "figure": list(grid.figure),
             "axes": {axis: [{"value": v, "words": words(axis, v)} for v in each] for axis, each in grid.axes.items()},
-            "feddle": __version__,
-            "source": source_digest(),
             "quick": quick,
             "asked": list(dict.fromkeys([*held.get("asked", []), command])),
             "cells": {cell.name: cells[cell.name] for cell in grid.cells if cell.name in cells},
@@ -175,8 +160,7 @@ def keep(out: Path, grid: Grid, planned: Sequence[Planned], *, quick: bool, comm
         write_record(out / GRID, record, indent=1)
 
 
-def with_reasons(planned: Sequence[Planned], failed: Mapping[str, Ended], tasks: Sequence[Task]) -> list[Planned]:
+def with_reasons(planned: Sequence[Planned], failed: Sequence[tuple[Task, Ended]]) -> list[Planned]:
     """The planned cells, with the reason of each that could not be set up."""
-    ended = {task.name: failed[task.label] for task in tasks if task.label in failed}
-    reasons = {name: each.reason for name, each in ended.items() if not each.begun}
+    reasons = {task.name: ended.reason for task, ended in failed if not ended.begun}
     return [replace(each, reason=reasons.get(each.cell.name, each.reason)) for each in planned]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from feddle.core.durable import sync_files, sync_folder, write_whole
 from feddle.core.errors import FeddleError
+from feddle.records import json_digest, read_mapping
 from feddle.training.kernels import count_changes
 
 MANIFEST = "manifest.json"
@@ -68,27 +69,25 @@ class Checkpoint:
         self.folder.mkdir(parents=True, exist_ok=True)
         before = {path.name for path in self.folder.iterdir()}
         try:
-            self._save(state, facts, before)
+            small = {name: tensor for name, tensor in state.items() if tensor.nbytes < _SHARED_BELOW}
+            own = {name: tensor for name, tensor in state.items() if name not in small}
+            shared = self._write({name: tensor.clone() for name, tensor in small.items()})  # they may share memory
+            written = {name: self._write_once(tensor) for name, tensor in own.items()}
+            files = {shared, *written.values()}
+            sync_files(self.folder / file for file in files - before)
+            sync_folder(self.folder)
+            # the file of each tensor, and its name in that file
+            places = {name: (shared, name) for name in small} | {n: (file, "tensor") for n, file in written.items()}
+            body = {"facts": facts, "tensors": places}
+            write_whole(self.folder / MANIFEST, json.dumps({**body, "sha256": json_digest(body)}).encode())
+            sync_folder(self.folder)
+            self._written = {id(tensor): self._written[id(tensor)] for tensor in own.values()}
+            self._sweep(files)
         except BaseException:
             self._written = {}
             with suppress(OSError, FeddleError):
                 self.tidy()  # reads the manifest on disk, which may already be the new one
             raise
-
-    def _save(self, state: Mapping[str, Tensor], facts: Mapping[str, Any], before: set[str]) -> None:
-        small = {name: tensor for name, tensor in state.items() if tensor.nbytes < _SHARED_BELOW}
-        own = {name: tensor for name, tensor in state.items() if name not in small}
-        shared = self._write({name: tensor.clone() for name, tensor in small.items()})  # they may share memory
-        written = {name: self._write_once(tensor) for name, tensor in own.items()}
-        files = {shared, *written.values()}
-        sync_files(self.folder / file for file in files - before)
-        sync_folder(self.folder)
-        places = {n: (shared, n) for n in small} | {n: (f, "tensor") for n, f in written.items()}  # file, name in it
-        body = {"facts": facts, "tensors": places}
-        write_whole(self.folder / MANIFEST, json.dumps({**body, "sha256": _digest(body)}).encode())
-        sync_folder(self.folder)
-        self._written = {id(tensor): self._written[id(tensor)] for tensor in own.values()}
-        self._sweep(files)
 
     def tidy(self) -> None:
         """Remove files that an interrupted save left; they may be incomplete."""
@@ -133,27 +132,18 @@ class Checkpoint:
                 path.unlink()
 
     def _manifest(self) -> dict[str, Any] | None:
-        try:
-            match json.loads((self.folder / MANIFEST).read_bytes()):
-                case {"facts": dict() as facts, "tensors": dict() as tensors, "sha256": str() as digest, **more}:
-                    body = {"facts": facts, "tensors": tensors}
-                    if not more and digest == _digest(body):
-                        return body
-        except FileNotFoundError:
+        if not (self.folder / MANIFEST).exists():
             return None
-        except ValueError as error:
-            raise self._damaged(MANIFEST) from error
-        raise self._damaged(MANIFEST)
+        manifest = read_mapping(self.folder / MANIFEST)
+        if manifest.pop("sha256", None) != json_digest(manifest):
+            raise self._damaged(MANIFEST)
+        return manifest
 
     def _read(self, file: str) -> dict[str, Tensor]:
         path = self.folder / file
-        try:
-            with path.open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
-            if file == f"{digest}.safetensors":
+        with suppress(FileNotFoundError, SafetensorError), path.open("rb") as content:
+            if file == f"{hashlib.file_digest(content, 'sha256').hexdigest()}.safetensors":
                 return load_file(path)
-        except (FileNotFoundError, SafetensorError) as error:
-            raise self._damaged(file) from error
         raise self._damaged(file)
 
     def _damaged(self, file: str) -> FeddleError:
@@ -161,8 +151,3 @@ class Checkpoint:
             f"{self.folder / file} is missing or damaged, so the run cannot continue from its checkpoint; "
             f"remove {self.folder} to start it from the beginning"
         )
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    """The digest of a manifest's content, to detect changes."""
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

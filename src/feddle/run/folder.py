@@ -16,13 +16,13 @@ from safetensors.torch import save
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.records import CHECKPOINT, CONFIG, HISTORY, MODEL, RESULT, read_result
+from feddle.records import CHECKPOINT, COMPARISON, CONFIG, HISTORY, MODEL, RESULT, json_digest, read_result
 from feddle.run.checkpoint import Checkpoint, Pace
-from feddle.run.load import load_config, read_yaml
+from feddle.run.load import load_config, parse_config, read_yaml
 from feddle.run.plan import Config, Plan
 from feddle.run.problem import build_problem
 from feddle.run.run import Line, Listener, Run
-from feddle.run.simulated import simulated
+from feddle.run.simulate import simulated
 from feddle.runtimes.runtime import Runtime
 from feddle.runtimes.simulation import Simulation
 from feddle.version import __version__
@@ -43,7 +43,7 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Lock the folder: only one process at a time may write to a run."""
         lock = FileLock(self.checkpoint.folder / "lock")
-        with self._writing():
+        with self.writing():
             self.checkpoint.folder.mkdir(parents=True, exist_ok=True)
             try:
                 lock.acquire(timeout=_PATIENCE)
@@ -56,8 +56,7 @@ class RunFolder:
 
     def begin(self, config: Plan) -> None:
         """Write the config; from then on, the folder holds a run."""
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        self._replace(CONFIG, text.encode())
+        self.replace(CONFIG, _yaml(config.model_dump(mode="json")))
 
     def config(self) -> Config:
         """The config of the run that the folder holds."""
@@ -76,12 +75,12 @@ class RunFolder:
 
     def append(self, line: Line) -> None:
         """Append a round to the history."""
-        with self._writing(), self.history.open("a", encoding="utf-8") as file:
+        with self.writing(), self.history.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def save(self, run: Run[Runtime]) -> None:
         """Write a checkpoint; called between rounds."""
-        with self._writing():
+        with self.writing():
             sync_file(self.history)
             sync_folder(self.path)
             written = self.history.read_bytes()
@@ -95,8 +94,9 @@ class RunFolder:
             self.checkpoint.save(run.state_dict(), facts)
 
     def saved_rounds(self) -> int:
-        """The number of rounds in the last checkpoint; 0 if there is none."""
-        return int((self.checkpoint.facts() or {}).get("round", 0))
+        """The number of rounds that will not be repeated when the run continues."""
+        done = read_result(self.path)["rounds"] if self.is_finished() else (self.checkpoint.facts() or {}).get("round")
+        return int(done or 0)
 
     def restore(self, run: Run[Runtime]) -> None:
         """Load the last checkpoint, if there is one, into a new run, and truncate the history to match.
@@ -108,7 +108,7 @@ class RunFolder:
             _check_made_by(facts, _made_by(run), self.path)
             history = self._history_until(facts)
             run.load_state_dict(self.checkpoint.state(), history, facts["seconds"])
-        with self._writing():
+        with self.writing():
             self.checkpoint.tidy()
             (self.path / RESULT).unlink(missing_ok=True)  # it belongs to the stop, not to the continued run
             self.history.touch()
@@ -130,7 +130,7 @@ class RunFolder:
 
     def finish(self, run: Run[Runtime]) -> None:
         """Write the model, then the result, which marks the run as finished; then remove the checkpoint."""
-        with self._writing():
+        with self.writing():
             sync_file(self.history)
         self._write_model(run)
         self._write_result(run.result)
@@ -142,19 +142,21 @@ class RunFolder:
         self._write_model(run)
 
     def _write_result(self, result: Mapping[str, Any]) -> None:
-        self._replace(RESULT, (json.dumps(result, indent=2) + "\n").encode())
+        self.replace(RESULT, (json.dumps(result, indent=2) + "\n").encode())
 
     def _write_model(self, run: Run[Runtime]) -> None:
         state = run.problem.model.state_dict()
-        self._replace(MODEL, save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
+        self.replace(MODEL, save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
 
-    def _replace(self, name: str, content: bytes) -> None:
-        with self._writing():
+    def replace(self, name: str, content: bytes) -> None:
+        """Write a file whole or not at all."""
+        with self.writing():
             write_whole(self.path / name, content)
             sync_folder(self.path)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Report an error of the disk in one line."""
         try:
             yield
         except OSError as error:
@@ -172,27 +174,26 @@ def _made_by(run: Run[Runtime]) -> dict[str, Any]:
         "numpy": np.__version__,
         "device": run.device,
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "config": hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest(),
+        "config": json_digest(tree),
         "data": run.problem.digest,
     }
 
 
 def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> None:
     """Refuse a checkpoint that was made differently. Versions are first, because a newer config may have more keys."""
+    changed = {
+        "config": f"{path / CONFIG} has been changed since the checkpoint, so the run cannot continue",
+        "data": f"the data has other labels or clients than when the checkpoint in {path} was made",
+    }
     for name, now in made.items():
         then = facts.get(name, now if name == "data" else None)
-        if then == now:
-            continue
-        changed = {
-            "config": f"{path / CONFIG} has been changed since the checkpoint, so the run cannot continue",
-            "data": f"the data has other labels or clients than when the checkpoint in {path} was made",
-        }
-        if name in changed:
+        if then != now and name in changed:
             raise FeddleError(f"{changed[name]}; undo the change, or start a new run with it: feddle run")
-        raise FeddleError(
-            f"the checkpoint in {path} was made with {name} {then}, this is {now}; "
-            "continue it with what it was made with, or start a new run"
-        )
+        if then != now:
+            raise FeddleError(
+                f"the checkpoint in {path} was made with {name} {then}, this is {now}; "
+                "continue it with what it was made with, or start a new run"
+            )
 
 
 def check_free(path: Path) -> None:
@@ -256,3 +257,42 @@ def go_to_the_end(run: Run[Runtime], folder: RunFolder, pace: Pace, listener: Li
             with suppress(FeddleError):  # report the original error, not that the disk is full
                 folder.keep(run)
         raise
+
+
+def run_or_resume(config: Config, path: Path, listener: Listener, *, quiet: bool) -> Run[Simulation] | None:
+    """Run a config in its folder, or continue the run that is in there; None if it is already finished."""
+    if (path / CONFIG).is_file():
+        return resume_run(path, listener, quiet=quiet)
+    return run_config(config, path, listener, quiet=quiet)
+
+
+def begin_comparison(path: Path, configs: Mapping[str, Config]) -> None:
+    """Write the configs of a comparison, from which it can be resumed. Each runs in a folder with its name."""
+    if (path / COMPARISON).is_file():
+        raise FeddleError(
+            f"{path} already holds a comparison; name another folder with --out, remove it, "
+            f"or continue it if it was stopped: feddle resume {path}"
+        )
+    for name in configs:
+        check_free(path / name)
+    trees = {name: config.model_dump(mode="json") for name, config in configs.items()}
+    folder = RunFolder(path)
+    with folder.writing():
+        path.mkdir(parents=True, exist_ok=True)
+    folder.replace(COMPARISON, _yaml(trees))
+
+
+def comparison(path: Path) -> dict[str, Config]:
+    """The configs of a comparison, in order; empty if the folder holds none."""
+    if not (path / COMPARISON).is_file():
+        return {}
+    trees = read_yaml(path / COMPARISON)
+    if not trees or not all(isinstance(tree, dict) for tree in trees.values()):
+        raise FeddleError(
+            f"{path / COMPARISON} has been changed: expected one config per method; start a new comparison"
+        )
+    return {str(name): parse_config(tree) for name, tree in trees.items()}
+
+
+def _yaml(tree: dict[str, Any]) -> bytes:
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode()

@@ -3,16 +3,18 @@
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from feddle.core.errors import FeddleError, did_you_mean, nearest, one_line
 
 if TYPE_CHECKING:
     from feddle.run.plan import Config
+
+Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> "Config":
@@ -27,8 +29,13 @@ def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
     for override in overrides:
         key, value = parse_override(override)
         tree = with_value(tree, key.split("."), value)
+    return validated(Config, tree, source=source)
+
+
+def validated(kind: type[Checked], tree: dict[str, Any], *, source: str) -> Checked:
+    """The options in nested dicts. An error names the source and the key in one line."""
     try:
-        return Config.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         raise FeddleError(f"{source}: {one_line(explain(error, tree))}") from error
 

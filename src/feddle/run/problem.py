@@ -61,30 +61,30 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
         collection, validation = validation_split(collection, data.validation, seed_for(seed, "validation split"))
     train, tested = collection.train, collection.test
     assert tested is not None
-    own = collection.server
     samples = min(1000, len(tested) // 2) if data.server.samples is None else data.server.samples
-    taken = 0 if data.outside or own is not None else samples
-    server, test = server_split(len(tested), taken, seed_for(seed, "server split"))
+    outside = source_of(data.server).read(quiet=quiet) if data.outside else None
+    own = collection.server if outside is None else outside.train  # rows that are only the server's
+    share, test = server_split(len(tested), samples if own is None else 0, seed_for(seed, "server split"))
     partition = data.partition.build(train, config.clients.count, seed_for(seed, "partition"))
     labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
     measured = build_examples(tested, tested.labels, data, collection.name)
+    accuracy: Examples = Selection(measured, test)
     if validation is not None:
-        accuracy: Examples = build_examples(validation, validation.labels, data, collection.name)
-    else:
-        accuracy = Selection(measured, test)
-    problem = Problem(
+        accuracy = build_examples(validation, validation.labels, data, collection.name)
+    server = _server_share(measured, share, config, collection.classes) if len(share) else None
+    return Problem(
         build_model(config, collection.classes, quiet=quiet),
         PartitionedClients(build_examples(train, labels, data, collection.name), partition),
         partition.sizes,
-        _server_share(measured, server, config, collection.classes) if len(server) else None,
+        server if own is None else _drawn(own, config, outside or collection),
         accuracy,
+        out_of_domain=None if outside is None else outside.name,
+        server_classes=None if outside is None else outside.classes,
         samples_per_round=data.server.samples_per_round,
+        witness=accuracy if outside else None,
         augment=crop_flip if data.augmentation == "crop-flip" else None,
         digest=_digest(train.labels, partition.order, partition.offsets, tested.labels),
     )
-    if data.outside:
-        return _guided_from_outside(problem, config, quiet)
-    return problem if own is None else replace(problem, server=_drawn(own, config, collection))
 
 
 def build_model(config: Config, classes: int, *, quiet: bool = False) -> nn.Module:
@@ -105,20 +105,11 @@ def build_collection(config: Config, *, quiet: bool = False) -> Collection:
     return collection
 
 
-def _guided_from_outside(problem: Problem, config: Config, quiet: bool) -> Problem:
-    """The problem with training images of another data set at the server; they are resized when they are used."""
-    collection = source_of(config.data.server).read(quiet=quiet)
-    return replace(
-        problem,
-        server=_drawn(collection.train, config, collection),
-        out_of_domain=collection.name,
-        server_classes=collection.classes,
-        witness=problem.test,
-    )
-
-
 def _drawn(rows: Labelled, config: Config, collection: Collection) -> Examples:
-    """The server's examples: a random sample of the rows, of the size in the config, by default all."""
+    """The server's examples: a random sample of the rows, of the size in the config, by default all.
+
+    They may be many and large, so they are resized when they are used.
+    """
     data, count = config.data, len(rows)
     samples = count if data.server.samples is None else data.server.samples
     if data.outside:  # a copy of ImageNet may be incomplete

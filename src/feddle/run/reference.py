@@ -1,5 +1,6 @@
 """The reference of every config key, generated from the options classes."""
 
+import json
 from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel
@@ -57,6 +58,4 @@ def _is_tag(field: FieldInfo | None) -> bool:
 
 
 def _shown(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return str(list(value) if isinstance(value, tuple) else value)
+    return value if isinstance(value, str) else json.dumps(value)

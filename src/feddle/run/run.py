@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from feddle.core.privacy import epsilon
 from feddle.core.search import Observer
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import Strategy
-from feddle.records import HistoryLine, PrivacySpent, Result, best
+from feddle.records import HistoryLine, Result, summary
 from feddle.run.diagnostics import Diagnostics
 from feddle.run.plan import Plan, SimulationPlan
 from feddle.run.problem import Problem
@@ -140,22 +140,13 @@ class Run(Generic[Where]):
     @property
     def result(self) -> dict[str, Any]:
         """The summary of the run: the fields of `Result`."""
-        accuracies = [line["accuracy"] for line in self.history if "accuracy" in line]
-        searched = [line for line in self.history if "negative_share" in line]
-        anchors = sum(len(line["coefficients"]) for line in searched)
-        negative = sum(line["negative_share"] * len(line["coefficients"]) for line in searched)
-        last = self.history[-1] if self.history else {}
         kept: Result = {
             "method": self.method,
-            "accuracy": best(accuracies),
-            "last_accuracy": accuracies[-1] if accuracies else None,
-            "negative_share": negative / anchors if anchors else None,
+            **summary(cast(list[HistoryLine], self.history)),
             "seconds": round(self.seconds, 3),
             "rounds": len(self.history),
             "finished": len(self.history) == self.plan.rounds,
             "seed": self.plan.seed,
-            "bytes_up": last.get("bytes_up", 0),
-            "bytes_down": last.get("bytes_down", 0),
             "refused": dict(self.server.refused),
             "zero_updates": self.server.zero_updates,
             "attack": None,
@@ -169,7 +160,7 @@ class Run(Generic[Where]):
             kept["privacy"] = self._spent(self.plan.privacy)
         return {**kept, **self.runtime.facts()}
 
-    def _spent(self, privacy: Privacy | None) -> PrivacySpent | None:
+    def _spent(self, privacy: Privacy | None) -> dict[str, Any] | None:
         """The privacy spent by the client with the most jobs, including those whose updates have not arrived."""
         if privacy is None:
             return None
@@ -178,17 +169,18 @@ class Run(Generic[Where]):
         return {"unit": "client", "updates": jobs, "epsilon": spent, "delta": privacy.delta}
 
 
-def parts_of(
+def build_server(
     plan: Plan,
     problem: Problem,
     layout: Layout,
     device: str,
+    strategy: Strategy | None = None,
     *,
     scratch: Path | None = None,
     observe: Observer | None = None,
-) -> Parts:
-    """The parts from which a plan's method is built."""
-    return Parts(
+) -> Server:
+    """The server of a plan, before the first round; `strategy` replaces the plan's method."""
+    parts = Parts(
         method=plan.method.name,
         bench=Workbench(problem.model, layout, problem.loss),
         recipe=plan.training,
@@ -204,13 +196,7 @@ def parts_of(
         scratch=scratch,
         observe=observe,
     )
-
-
-def build_server(plan: Plan, parts: Parts, strategy: Strategy | None = None) -> Server:
-    """The server of a plan, before the first round; `strategy` replaces the plan's method."""
-    layout = parts.bench.layout
-    model = layout.read(parts.bench.model)
-    ratio = plan.checks.max_norm_ratio
+    model, ratio = layout.read(problem.model), plan.checks.max_norm_ratio
     return Server(model, strategy or plan.method.build(parts), digest=layout.digest, max_norm_ratio=ratio)
 
 

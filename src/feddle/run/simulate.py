@@ -1,28 +1,38 @@
-"""feddle as a library: train your own model on your own data."""
+"""Runs with simulated clients: of a config, or of your own model and data."""
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from feddle.clients.attacks import client_work
+from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import seed_for
 from feddle.data.collection import ranks
 from feddle.data.examples import Examples, as_examples
 from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy
-from feddle.run.load import explain
+from feddle.run.diagnostics import Diagnostics, InDomainComparison
+from feddle.run.load import validated
 from feddle.run.plan import SimulationPlan
 from feddle.run.problem import PartitionedClients, Problem
-from feddle.run.run import Listener, Run
-from feddle.run.simulated import simulated
+from feddle.run.run import Listener, Run, build_server, resolve_device
 from feddle.runtimes.simulation import Simulation
+from feddle.runtimes.trainers import InlineTrainer
+from feddle.runtimes.workers import WorkerPool
+from feddle.training.machine import require_bfloat16
+from feddle.training.objectives import TaskObjective
 from feddle.training.train import Loss
+
+AHEAD_BYTES = 2**30  # of finished updates that wait for their arrival
 
 Data = Examples | Dataset[Any]
 
@@ -76,11 +86,8 @@ def simulate(
     `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. `strategy`
     is your own method and replaces `method`. `scratch` is a folder for data that does not fit in memory.
     """
-    tree: Mapping[str, Any] = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
-    try:
-        checked = SimulationPlan.model_validate(tree)
-    except ValidationError as error:
-        raise FeddleError(f"simulate: {explain(error, dict(tree))}") from error
+    tree = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
+    checked = validated(SimulationPlan, tree, source="simulate")
     for name, data in (("server", server), ("test", test)):
         if data is not None and not len(as_examples(data)):
             raise FeddleError(f"simulate: the {name} data is empty; omit it or add examples")
@@ -98,3 +105,71 @@ def simulate(
     run = simulated(checked, problem, strategy, scratch=scratch)
     run.go(listener)
     return run
+
+
+def simulated(
+    plan: SimulationPlan, problem: Problem, strategy: Strategy | None = None, *, scratch: Path | None = None
+) -> Run[Simulation]:
+    """A run with simulated clients.
+
+    `strategy` replaces the plan's method. `scratch` is a folder for data that does not fit in memory.
+    """
+    device = resolve_device(plan.device)
+    if plan.training.precision == "bfloat16" and device == "cpu":
+        require_bfloat16()
+    problem.model.to(device=device)
+    layout = Layout.of(problem.model)
+    trainer = build_trainer(plan, problem, layout, layout.read(problem.model), device)
+    observe = diagnostics = None
+    if plan.diagnostics is not None:
+        diagnostics = Diagnostics(problem, layout, trainer, plan.diagnostics, plan.training.batch_size, plan.seed)
+        if problem.witness is not None:  # the server's data is of another domain
+            objective = TaskObjective(problem.model, layout, problem.witness, problem.loss, samples_per_round=1000)
+            observe = InDomainComparison(objective, plan.diagnostics.every)
+    simulation = Simulation(
+        build_server(plan, problem, layout, device, strategy, scratch=scratch, observe=observe),
+        trainer,
+        plan.delays,
+        eligible=problem.sizes.nonzero().flatten().numpy(),
+        per_round=plan.clients.per_round,
+        seed=plan.seed,
+    )
+    if len(simulation.eligible) < plan.clients.per_round:
+        raise FeddleError(
+            f"only {len(simulation.eligible)} of {len(problem.sizes)} clients have data, but clients.per_round "
+            f"is {plan.clients.per_round}; spread the data more evenly (data.partition) or lower clients.per_round"
+        )
+    method = plan.method.name if strategy is None else type(strategy).__name__
+    return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics)
+
+
+def build_trainer(
+    plan: SimulationPlan, problem: Problem, layout: Layout, model: Weights, device: str
+) -> InlineTrainer | WorkerPool:
+    """Worker processes if there are any, else training in this process."""
+    training = ClientWork(
+        problem.model, layout, problem.clients, plan.training, problem.loss, plan.seed, problem.augment
+    )
+    work = client_work(training, plan.attack, plan.privacy, problem.sizes.nonzero().flatten())
+    workers = resolve_workers(plan.workers, device)
+    if not workers:
+        return InlineTrainer(work)
+    ahead = max(2 * workers, AHEAD_BYTES // model.num_bytes)
+    return WorkerPool(work, model, workers, horizon=plan.rounds, ahead=ahead)
+
+
+def resolve_workers(workers: int | None, device: str) -> int:
+    """The number of worker processes, by default one per core. They require Linux (fork) and the CPU."""
+    possible = sys.platform == "linux" and device == "cpu"
+    if workers is None:
+        return cores() if possible else 0
+    if workers and not possible:
+        raise FeddleError(
+            f"workers: {workers} processes require Linux and device cpu, this is {sys.platform} and {device}; use 0"
+        )
+    return workers
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

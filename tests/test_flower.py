@@ -51,19 +51,17 @@ from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, seed_for
 from feddle.data.examples import as_examples
-from feddle.flower.app_folder import APP
 from feddle.flower.certificates import Certificates
 from feddle.flower.local import LocalFederation
-from feddle.flower.plan import make_plan
+from feddle.flower.plan import APP, make_plan
 from feddle.flower.replay import replay
-from feddle.flower.run import at_the_server, federated, run_in_folder, status_of
-from feddle.flower.strategy import Feddle
+from feddle.flower.run import Feddle, at_the_server, federated, run_in_folder, status_of
 from feddle.run.folder import RunFolder
 from feddle.run.run import Run, build_server
 from feddle.runtimes.flower.client import train_job
 from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.pulls import Pulls
-from feddle.runtimes.flower.rules import Clock
+from feddle.runtimes.flower.roster import Clock
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
 from feddle.training.train import Recipe
 from federation.client_data import share
@@ -1114,17 +1112,22 @@ def test_two_processes_do_not_run_the_same_federation(tmp_path: Path, monkeypatc
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
-def still_running(groups: Iterable[int]) -> list[str]:
-    """The command lines of processes that belong to these groups."""
+def living_below(folder: Path) -> list[str]:
+    """The command lines of processes whose environment names a folder."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            state, _, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(group) in set(groups) and state != "Z":
-                found.append((folder / "cmdline").read_text())
+            if str(folder).encode() in (entry / "environ").read_bytes():
+                found.append((entry / "cmdline").read_text())
         except OSError:
             continue
     return found
+
+
+def log_of(federation: LocalFederation, name: str) -> str:
+    """The output of a process so far."""
+    path = federation.logs / f"{name}.log"
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 @contextmanager
@@ -1135,14 +1138,13 @@ def processes(folder: Path, nodes: int, **options: Any) -> Iterator[LocalFederat
             yield federation
     finally:
         federation.close()
-        assert federation.groups
-        assert not still_running(federation.groups)
+        assert not living_below(folder)
 
 
 def wait_for(true: Callable[[], Any], seconds: float, federation: LocalFederation, what: str) -> None:
     end = time.monotonic() + seconds
     while not true():
-        said = {name: federation.log(name)[-1500:] for name in federation.processes}
+        said = {name: log_of(federation, name)[-1500:] for name in federation.processes}
         assert time.monotonic() < end, f"{what}: not within {seconds} s; {said}"
         time.sleep(0.2)
 
@@ -1190,7 +1192,7 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
         federation.start_node(1)
         federation.start_node(2, variables={"WIDTH": "31"})
         logs = ("node-1", "node-2")
-        wait_for(lambda: all("SuperNode ID" in federation.log(name) for name in logs), 100, federation, "two nodes")
+        wait_for(lambda: all("SuperNode ID" in log_of(federation, name) for name in logs), 100, federation, "two nodes")
         federation.start_run(settings)
         wait_for(lambda: is_finished(run), 150, federation, "the run")
     result = json.loads((run / "result.json").read_text())
@@ -1228,7 +1230,7 @@ def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.Mo
         federation._register()
     finally:
         federation.close()
-        assert not still_running(federation.groups)
+        assert not living_below(tmp_path)
     known = json.loads(kept.read_text())
     assert known["1"] == first["1"]
     assert len(set(known.values())) == 3
@@ -1269,7 +1271,7 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
 
     def third_is_back() -> bool:
         federation.keep_up()  # the SuperLink takes a while to see that it was gone, and refuses it until then
-        return federation.log("node-3").count("SuperNode ID") == 2
+        return log_of(federation, "node-3").count("SuperNode ID") == 2
 
     with processes(tmp_path / "federation", 3, app=app_with_a_slow_client(tmp_path / "app")) as federation:
         federation.start_run(settings)
@@ -1334,7 +1336,7 @@ def replayed_real(
 @pytest.mark.timeout(600)
 def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refused(tmp_path: Path) -> None:
     with processes(tmp_path / "federation", 1) as federation:
-        wait_for(lambda: "SuperNode ID" in federation.log("node-1"), 100, federation, "a node that is registered")
+        wait_for(lambda: "SuperNode ID" in log_of(federation, "node-1"), 100, federation, "a node that is registered")
         federation.certificates.make([], 2)
         federation.start_node(2)
         other = Certificates(tmp_path / "other")
@@ -1343,23 +1345,11 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
         federation.start_node(3, root=other.ca)
         ended = [federation.processes[name] for name in ("node-2", "node-3")]
         wait_for(lambda: all(process.poll() is not None for process in ended), 150, federation, "two refusals")
-        assert "refused this node: its key is not registered (`flwr supernode register" in federation.log("node-2")
-        assert "does not match" in federation.log("node-3")
-        assert "use the federation's own ca.crt" in federation.log("node-3")
+        assert "refused this node: its key is not registered (`flwr supernode register" in log_of(federation, "node-2")
+        assert "does not match" in log_of(federation, "node-3")
+        assert "use the federation's own ca.crt" in log_of(federation, "node-3")
         assert [process.returncode for process in ended] == [2, 2]
         assert federation.processes["node-1"].poll() is None
-
-
-def living_below(folder: Path) -> list[str]:
-    """The command lines of processes whose environment names a folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(folder).encode() in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_text())
-        except OSError:
-            continue
-    return found
 
 
 @linux

@@ -133,7 +133,7 @@ def test_every_job_returns_once_and_nothing_stays_pinned_that_is_not_needed(
     steps = [world.step() for _ in range(rounds)]
     in_flight = len(world.state.queue)
     assert sum(s.dispatched for s in steps) == sum(s.returned for s in steps) + in_flight
-    assert len(world.server.in_flight) == in_flight == len(world._busy)
+    assert len(world.server.in_flight) == in_flight == len({event.client for event in world.state.queue})
     assert set(world.server.state.pinned) == {event.version for event in world.state.queue}
     assert all(s.dispatched <= per_round for s in steps)
 

@@ -182,7 +182,7 @@ def test_a_failure_of_the_listener_is_told_not_waited_for(monkeypatch: pytest.Mo
 
 
 def test_workers_that_die_before_they_begin_are_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feddle.runtimes.worker_process._train", lambda *_: os._exit(1))
+    monkeypatch.setattr("feddle.runtimes.workers._train", lambda *_: os._exit(1))
     with pool(double, workers=1) as trainer:
         trainer.submit(Job(1, 0, 0), START, due=0)
         with pytest.raises(FeddleError, match=r"client 1 .* failed 10 times: its worker process died"):

@@ -41,8 +41,8 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     from feddle.run.folder import RunFolder
 
     require_flower()
-    from feddle.flower.app_folder import APP, check_settings
     from feddle.flower.local import LocalFederation
+    from feddle.flower.plan import APP, check_settings
     from feddle.flower.run import check_no_simulation
 
     check_no_simulation(out)
@@ -128,7 +128,7 @@ def watch(folder: Path) -> None:
 @folder_argument
 def new(folder: Path) -> None:
     """Copy the app to DIR, where you can change the files of its model and its data."""
-    from feddle.flower.app_folder import APP
+    from feddle.flower.plan import APP
 
     if folder.exists():
         raise FeddleError(f"{folder} exists already; name a new folder")

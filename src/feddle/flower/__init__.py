@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from feddle.core.errors import FeddleError
 
 if TYPE_CHECKING:
-    from feddle.flower.strategy import Feddle, server_app
+    from feddle.flower.run import Feddle, server_app
     from feddle.runtimes.flower.client import client_app, train_job
 
 __all__ = ["Feddle", "client_app", "server_app", "train_job"]
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'feddle.flower' has no attribute {name!r}")
     require_flower()
-    home = "feddle.runtimes.flower.client" if name in ("client_app", "train_job") else "feddle.flower.strategy"
+    home = "feddle.runtimes.flower.client" if name in ("client_app", "train_job") else "feddle.flower.run"
     return getattr(import_module(home), name)
 
 

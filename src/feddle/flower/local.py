@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,16 +19,15 @@ from filelock import FileLock, Timeout
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
-from feddle.flower.app_folder import APP
 from feddle.flower.certificates import Certificates
-from feddle.flower.commands import environment, found
+from feddle.flower.node import environment, found
+from feddle.flower.plan import APP
 
 HOST = "127.0.0.1"
 _PATIENCE = 60.0  # seconds that a process may take to answer
 _GRACE = 10.0  # seconds that a process may take to end before it is killed
 _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 _PR_SET_PDEATHSIG = 1  # from Linux's prctl.h
-_KNOWN_KEY = "already in use"  # Flower's answer to a key that is already registered
 _SECRET = "--superexec-auth-secret-file"  # noqa: S105
 _CONNECTION = "federation"  # the name of the server in Flower's config
 
@@ -53,8 +53,7 @@ class LocalFederation:
         self.node_ids: dict[int, int] = {}
         self.lock = FileLock(self.folder / "lock")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.groups: list[int] = []  # process groups of all processes that were ever started
-        self._ports: dict[str, int] = {}
+        self._ports = defaultdict[str, int](_free_port)
 
     def __enter__(self) -> Self:
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -64,11 +63,11 @@ class LocalFederation:
             raise FeddleError(f"another process runs the federation in {self.folder}; wait until it ends") from error
         try:
             if self.secure:
-                self.certificates.make([HOST, "localhost"], self.nodes)
+                self.certificates.make([HOST, "localhost"], 0)
             self.start_superlink()
             if self.secure:
                 self._register()
-            trust = self._secured({"--root-certificates": self.certificates.ca, _SECRET: self.certificates.secret})
+            trust = self._secured("--root-certificates", self.certificates.ca, _SECRET, self.certificates.secret)
             self._start("superexec", "flower-superexec", "--runtime-api-address", self.address, *trust)
             for number in range(1, self.nodes + 1):
                 self.start_node(number)
@@ -83,24 +82,24 @@ class LocalFederation:
     @property
     def address(self) -> str:
         """The address of the SuperLink."""
-        return f"{HOST}:{self._port('superlink')}"
+        return f"{HOST}:{self._ports['superlink']}"
 
     def start_superlink(self) -> None:
         """Start the SuperLink, or start it again if it was killed: its database has the nodes and the runs."""
         keys = self.certificates
-        files = {"--ssl-certfile": keys.server, "--ssl-keyfile": keys.server_key, "--ssl-ca-certfile": keys.ca}
-        secured = self._secured({**files, _SECRET: keys.secret}, "--enable-supernode-auth")
-        place = ["--host", HOST, "--port", str(self._port("superlink")), "--isolation", "process"]
-        self._start("superlink", "flower-superlink", *place, "--database", str(self.folder / "superlink.db"), *secured)
+        files = ("--ssl-certfile", keys.server, "--ssl-keyfile", keys.server_key, "--ssl-ca-certfile", keys.ca)
+        secured = self._secured(*files, _SECRET, keys.secret, "--enable-supernode-auth")
+        place = ["--host", HOST, "--port", str(self._ports["superlink"]), "--isolation", "process"]
+        self._start("superlink", "flower-superlink", *place, "--database", self.folder / "superlink.db", *secured)
         self._wait_for("superlink")
         self._write_config()
 
     def start_node(self, number: int, *, root: Path | None = None, variables: Mapping[str, str] = {}) -> None:
         """Start a SuperNode, or start it again; it trusts `root`, by default the federation's own CA."""
         name, share = f"node-{number}", f"partition-id={number - 1} num-partitions={self.nodes}"
-        files = {"--ca": root or self.certificates.ca, "--key": self.certificates.node_key(number)}
-        secured = _options(files) if self.secure else []
-        place = ["--host", HOST, "--port", str(self._port(name)), "--node-config", share]
+        files = ("--ca", root or self.certificates.ca, "--key", self.certificates.node_key(number))
+        secured = files if self.secure else ()
+        place = ["--host", HOST, "--port", str(self._ports[name]), "--node-config", share]
         command = ["federation", "node", "--superlink", self.address, *secured, "--", *place]
         self._start(name, "feddle", *command, variables=variables)
 
@@ -155,12 +154,7 @@ class LocalFederation:
             if process is not None and _has_ended(process):
                 self.start_node(number)
 
-    def log(self, name: str) -> str:
-        """The output of a process so far."""
-        path = self.logs / f"{name}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def _start(self, name: str, command: str, *arguments: str, variables: Mapping[str, str] = {}) -> None:
+    def _start(self, name: str, command: str, *arguments: str | Path, variables: Mapping[str, str] = {}) -> None:
         if name in self.processes:
             self.kill(name)  # or what remains of its group
         with (self.logs / f"{name}.log").open("ab") as log:
@@ -173,7 +167,6 @@ class LocalFederation:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
-        self.groups.append(self.processes[name].pid)
 
     def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         try:
@@ -201,7 +194,7 @@ class LocalFederation:
         return answer
 
     def _register(self) -> None:
-        """Register the nodes' public keys with the SuperLink, once."""
+        """Make the keys of new nodes, and register them with the SuperLink."""
         known = self.folder / "nodes.json"
         with suppress(FileNotFoundError, ValueError, AttributeError):  # if it is damaged, nodes are registered again
             self.node_ids = {int(number): int(node) for number, node in json.loads(known.read_text()).items()}
@@ -211,15 +204,10 @@ class LocalFederation:
                 write_whole(known, json.dumps(self.node_ids).encode(), sync=False)  # after each: a stop may come now
 
     def _register_one(self, number: int) -> int:
-        """Register a node; return the id that the SuperLink gives it."""
-        command = ["supernode", "register", str(self.certificates.node_public(number)), _CONNECTION]
-        try:
-            return int(self._flwr(*command)["node-id"])
-        except FeddleError as error:
-            if _KNOWN_KEY not in str(error):
-                raise
-        self.certificates.remake_node(number)  # its id was lost in an interruption, and Flower does not report it again
-        return int(self._flwr(*command)["node-id"])
+        """Register a node with a new key; return the id that the SuperLink gives it."""
+        self.certificates.remake_node(number)  # if its id was lost in an interruption, Flower refuses the old key
+        public = str(self.certificates.node_public(number))
+        return int(self._flwr("supernode", "register", public, _CONNECTION)["node-id"])
 
     def _write_config(self) -> None:
         trust = f'root-certificates = "{self.certificates.ca}"' if self.secure else "insecure = true"
@@ -227,36 +215,27 @@ class LocalFederation:
         (self.folder / "flower").mkdir(exist_ok=True)
         (self.folder / "flower" / "config.toml").write_text("\n".join(lines) + "\n")
 
-    def _secured(self, files: Mapping[str, Path], *flags: str) -> list[str]:
-        return [*_options(files), *flags] if self.secure else ["--insecure"]
+    def _secured(self, *options: str | Path) -> tuple[str | Path, ...]:
+        return options if self.secure else ("--insecure",)
 
     def _environment(self) -> dict[str, str]:
         return {**environment(), "FLWR_HOME": str(self.folder / "flower")}
 
-    def _port(self, name: str) -> int:
-        """The port of a process; it was free when it was chosen."""
-        if name not in self._ports:
-            with socket.socket() as probe:
-                probe.bind((HOST, 0))
-                self._ports[name] = probe.getsockname()[1]
-        return self._ports[name]
-
     def _wait_for(self, name: str) -> None:
         """Wait until a process listens on its port."""
         end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end:
-            if self.processes[name].poll() is not None:
-                raise FeddleError(f"the {name} ended during its start; see {self.logs / name}.log")
-            try:
-                with socket.create_connection((HOST, self._port(name)), timeout=1):
-                    return
-            except OSError:
-                time.sleep(0.1)
-        raise FeddleError(f"the {name} does not answer; see {self.logs / name}.log")
+        while time.monotonic() < end and not _has_ended(self.processes[name]):
+            with suppress(OSError), socket.create_connection((HOST, self._ports[name]), timeout=1):
+                return
+            time.sleep(0.1)
+        fault = "ended during its start" if _has_ended(self.processes[name]) else "does not answer"
+        raise FeddleError(f"the {name} {fault}; see {self.logs / name}.log")
 
 
-def _options(files: Mapping[str, Path]) -> list[str]:
-    return [part for flag, file in files.items() for part in (flag, str(file))]
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
 
 
 def _end_with_parent() -> None:
@@ -276,6 +255,5 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     """Whether a process has ended; it is not reaped, so that the id of its group is not reused."""
-    if process.returncode is not None:
-        return True
-    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return process.returncode is not None or os.waitid(os.P_PID, process.pid, look) is not None

@@ -1,5 +1,7 @@
-"""A node: Flower's SuperNode, with a one-line message if it is refused."""
+"""Flower's own commands, and a node: its SuperNode, with a one-line message if it is refused."""
 
+import os
+import shutil
 import signal
 import socket
 import ssl
@@ -11,10 +13,28 @@ from threading import Event, Thread
 from typing import IO
 
 from feddle.core.errors import FeddleError
-from feddle.flower.commands import environment, found
 
 _NOT_ACTIVATED = b"[code: 2004]"  # Flower's answer to a node that it does not know, or that is already connected
 _PATIENCE = 10.0  # seconds
+
+
+def found(command: str) -> str:
+    """The path of a command, first of those that are installed next to feddle."""
+    path = shutil.which(command, path=environment()["PATH"])
+    if path is None:
+        raise FeddleError(f"a real federation needs Flower's {command}; pip install 'feddle[flower]'")
+    return path
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process, without telemetry and without installations at run time."""
+    own = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # otherwise uv would fetch torch with CUDA
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    return {"OMP_NUM_THREADS": "1", **os.environ, **own}
 
 
 def run_node(superlink: str, *, root: Path | None, key: Path | None, more: Sequence[str] = ()) -> None:

@@ -18,16 +18,10 @@ def replay(history: Iterable[Mapping[str, Any]], server: Server, work: Work) -> 
     """
     with one_thread():  # as in the real federation, for the same order of summation
         for line in history:
-            _replay_round(line, server, work)
-
-
-def _replay_round(line: Mapping[str, Any], server: Server, work: Work) -> None:
-    for client, number, version in line["sent"]:
-        job = server.dispatch(client)
-        if job != Job(client, number, version):
-            raise FeddleError(f"expected job {Job(client, number, version)}, got {job}; start with a new server")
-    for row in line["jobs"]:
-        job = Job(*row)
-        if not server.receive(work(job, server.start_of(job))):
-            raise FeddleError(f"the server refused the update of {job}: {dict(server.refused)}; check `work`")
-    server.advance()
+            for sent in (Job(*row) for row in line["sent"]):
+                if (job := server.dispatch(sent.client)) != sent:
+                    raise FeddleError(f"expected job {sent}, got {job}; start with a new server")
+            for job in (Job(*row) for row in line["jobs"]):
+                if not server.receive(work(job, server.start_of(job))):
+                    raise FeddleError(f"the server refused the update of {job}: {dict(server.refused)}; check `work`")
+            server.advance()

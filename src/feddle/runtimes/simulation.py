@@ -72,7 +72,6 @@ class Simulation:
     per_round: int
     seed: int
     state: SimulationState = field(default_factory=SimulationState, init=False)
-    _busy: set[int] = field(default_factory=set, init=False)
 
     def step(self) -> Round:
         """One round."""
@@ -81,7 +80,6 @@ class Simulation:
         returned = 0
         while queue and queue[0].due <= now:
             event = heappop(queue)
-            self._busy.remove(event.client)
             returned += 1
             if event.wasted or not self.server.receive(self.trainer.result(event.job)):
                 self.server.forget(event.job)  # the client has nothing else to send
@@ -92,12 +90,12 @@ class Simulation:
         if max_staleness(self.server.strategy) == -1:  # the method uses no updates at all
             return []
         order = numpy_generator(seed_for(self.seed, "sample", now)).permutation(self.eligible)
-        enough = order[: self.per_round + len(self._busy)].tolist()  # that many contain per_round idle ones
-        return [client for client in enough if client not in self._busy][: self.per_round]
+        busy = {event.client for event in self.state.queue}
+        enough = order[: self.per_round + len(busy)].tolist()  # that many contain per_round idle ones
+        return [client for client in enough if client not in busy][: self.per_round]
 
     def _dispatch(self, client: int, now: int) -> Job:
         job = self.server.dispatch(client)
-        self._busy.add(client)
         delay, limit = self.delays.draw(job, self.seed), max_staleness(self.server.strategy)
         wasted = limit is not None and delay > limit
         event = _Event(now + delay, self.state.dispatched, job.client, job.number, job.version, wasted)
@@ -119,7 +117,6 @@ class Simulation:
         """Continue from a saved state; the jobs under way are submitted again."""
         self.server.load_state_dict(without_prefix("server", state))
         load(self.state, state)
-        self._busy = {event.client for event in self.state.queue}
         for event in sorted(self.state.queue):
             if not event.wasted:
                 self.trainer.submit(event.job, self.server.start_of(event.job), event.due)

@@ -21,8 +21,7 @@ from feddle.core.seeds import numpy_generator, seed_for
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import max_staleness
 from feddle.runtimes.flower.pulls import Pulls
-from feddle.runtimes.flower.roster import Node, Roster
-from feddle.runtimes.flower.rules import Clock, Rules
+from feddle.runtimes.flower.roster import Clock, Node, Roster, Rules
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_update
 from feddle.server import Server
 from feddle.training.train import Recipe
@@ -121,7 +120,10 @@ class Network:
             self._tolerate(error)
             return
         self._trouble_since = None
-        self._log_turned_away(self.roster.connect(connected))
+        if turned_away := self.roster.connect(connected):  # a client's number is never reused for another node
+            text = "too many nodes: %s get no job; clients.count is %s (%s of them are gone); raise it in a new run"
+            gone = len(self.roster.nodes) - self.roster.connected
+            log(WARNING, text, ", ".join(map(str, turned_away)), self.roster.limit, gone)
         for asked in list(self._jobs):
             for reply in self._pull(asked):
                 self._take(asked, reply)
@@ -167,13 +169,13 @@ class Network:
         sent = _Sent(node, job, self.clock.now())
         node.begin(job)
         self._progress.sent.append(job)
-        ids, why = [""], ""
+        asked = why = ""  # Flower returns no id for a message that it could not send
         try:
-            ids = list(self.grid.push_messages([order_message(order, node.id, ttl=2 * self.rules.job_limit)]))
+            asked = next(iter(self.grid.push_messages([order_message(order, node.id, 2 * self.rules.job_limit)])), "")
         except (*_TROUBLE, ObjectPushError) as error:
             why = _describe(error)
-        if ids and ids[0]:  # Flower returns no id for a message that it could not send
-            self._jobs[ids[0]] = sent
+        if asked:
+            self._jobs[asked] = sent
         else:
             self._end(sent, "not sent", why)
 
@@ -253,13 +255,6 @@ class Network:
         log(WARNING, "node %s (client %s), job %s: %s", node.id, node.client, sent.job.number, node.why)
 
     # --- logging and state
-
-    def _log_turned_away(self, new: list[int]) -> None:
-        """Once per node; a client's number is never reused for another node, since methods remember clients."""
-        if new:
-            text = "too many nodes: %s get no job; clients.count is %s (%s of them are gone); raise it in a new run"
-            gone = len(self.roster.nodes) - self.roster.connected
-            log(WARNING, text, ", ".join(map(str, new)), self.roster.limit, gone)
 
     def _log(self, kind: str, text: str, *values: object, level: int = WARNING) -> None:
         """Log a problem that lasts, at most once a minute."""

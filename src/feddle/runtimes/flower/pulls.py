@@ -7,9 +7,6 @@ from threading import BoundedSemaphore, Thread
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-_PATIENCE = 2.0  # seconds that the loop waits for one reply; after that the reply is fetched in the background
-_AT_ONCE = 256  # largest number of threads; one is enough while no reply is slow
-
 
 @dataclass(eq=False)
 class Pulls:
@@ -21,8 +18,8 @@ class Pulls:
     """
 
     grid: Grid
-    patience: float = _PATIENCE
-    at_once: int = _AT_ONCE
+    patience: float = 2.0  # seconds that a call waits; after that the reply is fetched in the background
+    at_once: int = 256  # largest number of threads; one is enough while no reply is slow
 
     def __post_init__(self) -> None:
         self._free = BoundedSemaphore(self.at_once)
@@ -48,10 +45,8 @@ class Pulls:
 
     def _pull(self, asked: str, pull: Future[list[Message]]) -> None:
         try:
-            replies = list(self.grid.pull_messages([asked]))
+            pull.set_result(list(self.grid.pull_messages([asked])))
         except BaseException as error:  # raised again in `ask`
             pull.set_exception(error)
-        else:
-            pull.set_result(replies)
         finally:
             self._free.release()

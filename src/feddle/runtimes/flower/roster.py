@@ -1,15 +1,38 @@
-"""The nodes that take part, and the state of each."""
+"""The nodes that take part, the state of each, and the time limits of their jobs."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import Field
 from torch import Tensor
 
 from feddle.core.messages import Job
 from feddle.core.state import load
+from feddle.options import Count, NonNegative, Options, Positive
 
 _LONGEST_COOLDOWN = 16  # times the shortest
+
+
+class Rules(Options):
+    """When updates are merged and jobs end, in seconds."""
+
+    merge_after: Positive = Field(600.0, description="seconds after the first arrival until what has arrived is merged")
+    job_limit: Positive = Field(3600.0, description="time limit of a job in seconds; later updates are dropped")
+    cooldown: NonNegative = Field(
+        60.0, description="seconds without a job after a node has failed; doubled after each further failure in a row"
+    )
+    at_once: Count | None = Field(None, description="largest number of jobs under way; by default one per node")
+    poll: Positive = Field(1.0, description="seconds between two checks for replies")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The real time; tests use a virtual clock."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass
@@ -46,12 +69,8 @@ class Node:
         self.failures += 1
         self.failed += 1
 
-    def is_idle(self, now: float) -> bool:
-        """Whether it can be given a job."""
-        return self.connected and not (self.job or self.waits or self.overdue) and self.ready_at <= now
-
     def state(self, now: float) -> str:
-        """Its state as a word for the operator."""
+        """Its state as a word for the operator; an idle node can be given a job."""
         if not self.connected:
             return "gone"
         if self.job is not None:
@@ -92,7 +111,7 @@ class Roster:
 
     def idle(self, now: float) -> list[Node]:
         """The nodes that can be given a job, by client number."""
-        return [node for node in self.nodes.values() if node.is_idle(now)]
+        return [node for node in self.nodes.values() if node.state(now) == "idle"]
 
     def merged(self) -> None:
         """Note that there is a new version to start from."""

@@ -60,15 +60,9 @@ def read_order(message: Message) -> Order:
 def update_message(update: Update, order: Message) -> Message:
     """The reply that carries an update."""
     arrays = {"delta": _array(update.delta), "buffers": _array(update.buffers)}
-    facts: dict[str, int | float] = {"examples": update.num_examples, **update.metrics}
-    content = RecordDict(
-        {
-            "update": ArrayRecord(arrays),
-            "facts": MetricRecord(facts),  # type: ignore[arg-type]
-            "layout": ConfigRecord({"digest": update.digest}),
-        }
-    )
-    return Message(content, reply_to=order)
+    facts = MetricRecord({"examples": update.num_examples, **update.metrics})
+    layout = ConfigRecord({"digest": update.digest})
+    return Message(RecordDict({"update": ArrayRecord(arrays), "facts": facts, "layout": layout}), reply_to=order)
 
 
 def read_update(message: Message, job: Job, model: Weights) -> Update:
@@ -85,14 +79,13 @@ def read_update(message: Message, job: Job, model: Weights) -> Update:
     if sum(len(array.data) for array in arrays.values()) > model.num_bytes + _HEADERS:
         raise UnreadableError("too large")
     try:
-        delta, buffers = _tensor(arrays["delta"]), _tensor(arrays["buffers"])
+        delta, buffers = (_tensor(arrays[name]).to(model.vector.device) for name in ("delta", "buffers"))
     except ValueError as error:
         raise UnreadableError("no array of numbers") from error
-    device = model.vector.device
-    metrics: dict[str, Any] = {name: value for name, value in facts.items() if name != "examples"}
-    examples: Any = facts.get("examples")
+    metrics: dict[str, Any] = dict(facts)
+    examples = metrics.pop("examples", None)
     digest = str(layout["digest"])[:_LONGEST_TEXT]
-    return Update(job, delta.to(device), buffers.to(device), examples, metrics, digest)
+    return Update(job, delta, buffers, examples, metrics, digest)
 
 
 def _array(tensor: Tensor) -> Array:

@@ -28,8 +28,8 @@ from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
-from feddle.training.objectives import TaskObjective, entropy
-from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
+from feddle.training.objectives import TaskObjective
+from feddle.training.surrogate import Clusters, OwnLabels, SurrogateObjective
 from feddle.training.train import evaluate
 
 SEARCH = PaperSearch(lr=3e-3)
@@ -42,16 +42,14 @@ def candidates(run: Run[Simulation]) -> dict[str, Objective]:
     assert server is not None
     assert test is not None
 
-    def surrogate(targets: OwnLabels | Rotations | Clusters, steps: int = 20) -> SurrogateObjective:
+    def surrogate(targets: OwnLabels | Clusters, steps: int = 20) -> SurrogateObjective:
         return SurrogateObjective(model, layout, server, targets, samples_per_round=SAMPLES, head_steps=steps)
 
     return {
         "in-domain, 1000 images": TaskObjective(model, layout, test, samples_per_round=1000),
         "surrogate (labels)": surrogate(OwnLabels(10)),
         "surrogate, θ fitted for 100 steps": surrogate(OwnLabels(10), 100),
-        "rotation": surrogate(Rotations()),
         "clusters": surrogate(Clusters(10)),
-        "entropy": TaskObjective(model, layout, server, entropy, samples_per_round=SAMPLES),
     }
 
 

@@ -40,9 +40,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "objectives": {
         "FedBuff, no server data": [*OUTSIDE, "method=fedbuff"],
         "surrogate (labels)": [*OUTSIDE],
-        "rotation": [*OUTSIDE, "method.objective=rotation"],
         "clusters": [*OUTSIDE, "method.objective=clusters"],
-        "entropy": [*OUTSIDE, "method.objective=entropy"],
     },
     "out-of-domain searches": {
         name: [*OUTSIDE, *overrides]

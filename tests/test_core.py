@@ -19,9 +19,9 @@ from feddle.core.messages import Job
 from feddle.core.rows import FloatRows
 from feddle.core.search import SearchTask, full_pass
 from feddle.core.seeds import seed_for, torch_generator
-from feddle.core.staleness import polynomial, staleness_weight
 from feddle.data.examples import Examples
 from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
+from feddle.methods.strategy import polynomial, staleness_weight
 from feddle.training.objectives import TaskObjective
 from three_numbers import Quadratic, close, weights
 

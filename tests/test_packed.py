@@ -94,14 +94,14 @@ def simulate(storage: str | dict[str, object]) -> feddle.Run[Any]:
 
 @pytest.mark.parametrize(
     ("storage", "kind"),
-    [("float32", FloatRows), ("int8", Int8Rows)],
+    [("float32", FloatRows), ("int8", Int8Rows), ({"name": "int8"}, Int8Rows)],
 )
-def test_the_config_names_the_kind(storage: str, kind: type) -> None:
+def test_the_config_names_the_kind(storage: str | dict[str, object], kind: type) -> None:
     run = simulate(storage)
     assert isinstance(run.server.strategy, Feddle)
     assert isinstance(run.server.strategy.atlas.active(), kind)
 
 
 def test_a_kind_that_was_removed_is_an_unknown_name() -> None:
-    with pytest.raises(FeddleError, match=r"method\.storage: unknown name 'bfloat16'; did you mean 'float32'\?$"):
+    with pytest.raises(FeddleError, match=r"method\.storage: input should be 'float32' or 'int8', got 'bfloat16'$"):
         simulate("bfloat16")

@@ -15,13 +15,12 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.rows import FloatRows
 from feddle.core.search import Objective, SearchTask, full_pass, smoothness
 from feddle.core.state import load, save
-from feddle.data.examples import FromDataset, Images, Rotated, draw
+from feddle.data.examples import FromDataset, Images, draw
 from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch, SgdSearch
 from feddle.run.diagnostics import InDomainComparison
-from feddle.training.objectives import TaskObjective, entropy
-from feddle.training.surrogate import Clusters, OwnLabels, Rotations, SurrogateObjective
+from feddle.training.surrogate import Clusters, OwnLabels, SurrogateObjective
 from three_numbers import Played, Quadratic, arrival, close, weights
 
 
@@ -157,24 +156,6 @@ def test_images_are_resized_when_taken() -> None:
     assert labels.tolist() == [4, 1]
 
 
-def test_quarter_turns_worked_out() -> None:
-    image = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-    data = FromDataset(TensorDataset(image.repeat(3, 1, 1, 1), torch.zeros(3)))
-    images, turns = Rotated(data, torch.tensor([0, 1, 2])).take(torch.arange(3))
-    assert turns.tolist() == [0, 1, 2]
-    # counter-clockwise: the right column becomes the top row
-    assert images[:, 0].tolist() == [[[1, 2], [3, 4]], [[2, 4], [1, 3]], [[4, 3], [2, 1]]]
-
-
-def test_rotations_need_no_labels_and_are_seeded() -> None:
-    data = FromDataset(TensorDataset(torch.rand(40, 1, 3, 3), torch.full((40,), 9)))
-    first, again, other = (Rotations()(data, lambda _: torch.zeros(0), seed) for seed in (1, 1, 2))
-    labels = [e.take(torch.arange(40))[1] for e in (first, again, other)]
-    assert torch.equal(labels[0], labels[1])
-    assert not torch.equal(labels[0], labels[2])
-    assert set(labels[0].tolist()) == {0, 1, 2, 3}
-
-
 def test_clusters_find_what_lies_together_and_keep_their_names() -> None:
     angles = torch.tensor([0.0, 0.1, 0.05, 1.5, 1.6, 1.55])
     points = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -187,12 +168,6 @@ def test_clusters_find_what_lies_together_and_keep_their_names() -> None:
     load(restored.state, save(clusters.state))
     for again in (clusters, restored):
         assert torch.equal(again(data, lambda _: points, seed=99).take(torch.arange(6))[1], labels)
-
-
-def test_entropy_worked_out() -> None:
-    # (½, ½): ln 2; (1, 0): 0
-    outputs = torch.tensor([[0.0, 0.0], [50.0, -50.0]])
-    assert float(entropy(outputs, torch.zeros(2))) == pytest.approx(0.6931472 / 2)
 
 
 def test_the_coefficients_move_the_whole_model() -> None:
@@ -295,7 +270,7 @@ def test_diagnostics_change_nothing_and_are_written() -> None:
     assert all(h["gradient_norm_ratio"]["max"] > 0 for h in with_arrivals)
 
 
-@pytest.mark.parametrize("objective", ["surrogate", "clusters", "entropy", None])
+@pytest.mark.parametrize("objective", ["surrogate", "clusters", None])
 def test_the_library_takes_server_data_of_another_task(objective: str | None) -> None:
     points = torch.randn(50, 4, generator=torch.Generator().manual_seed(9))
     run = simulate(
@@ -307,7 +282,7 @@ def test_the_library_takes_server_data_of_another_task(objective: str | None) ->
     strategy = run.server.strategy
     assert isinstance(strategy, Feddle)
     assert strategy.regularisation == 0.01
-    assert isinstance(strategy.objective, TaskObjective if objective == "entropy" else SurrogateObjective)
+    assert isinstance(strategy.objective, SurrogateObjective)
 
 
 def test_a_task_loss_on_another_tasks_labels_is_refused() -> None:

@@ -75,25 +75,6 @@ class Relabelled:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotated:
-    """Images, each rotated by `turns` quarter turns, which are also the targets."""
-
-    examples: Examples
-    turns: Tensor
-
-    def __len__(self) -> int:
-        return len(self.turns)
-
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Examples`."""
-        images, turns = self.examples.take(index)[0], self.turns[index]
-        rotated = torch.empty_like(images)
-        for turn in range(4):
-            rotated[turns == turn] = images[turns == turn].rot90(turn, (2, 3))
-        return rotated, turns
-
-
-@dataclass(frozen=True, eq=False)
 class FromDataset:
     """Any map-style torch dataset of (input, target) pairs."""
 

@@ -7,8 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.core.staleness import polynomial
-from feddle.methods.strategy import MethodOptions
+from feddle.methods.strategy import MethodOptions, polynomial
 from feddle.options import NonNegative, no_bool
 from feddle.training.parts import Parts
 

@@ -5,9 +5,8 @@ from typing import Literal
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.core.staleness import staleness_weight
 from feddle.methods.buffer import Buffer
-from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr, Staleness
+from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr, Staleness, staleness_weight
 from feddle.training.parts import Parts
 
 

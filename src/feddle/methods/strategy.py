@@ -41,6 +41,16 @@ Staleness = Annotated[
 ]
 
 
+def polynomial(staleness: int, exponent: float) -> float:
+    """s(τ) = (1 + τ)^(−a)."""
+    return float((1 + staleness) ** -exponent)
+
+
+def staleness_weight(kind: Staleness, staleness: int) -> float:
+    """`sqrt` is FedBuff's 1/√(1 + τ), `constant` is 1."""
+    return polynomial(staleness, 0.5 if kind == "sqrt" else 0.0)
+
+
 def max_staleness(strategy: Strategy) -> int | None:
     """The largest staleness of the updates that the method uses; None: any, −1: it uses no updates."""
     limit: int | None = getattr(strategy, "max_staleness", None)

@@ -13,7 +13,7 @@ from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, draw
 from feddle.options import Options, choice
 from feddle.training.parts import Parts
-from feddle.training.surrogate import ClustersOptions, RotationOptions, SurrogateOptions
+from feddle.training.surrogate import ClustersOptions, SurrogateOptions
 from feddle.training.train import Loss, loss_and_gradient
 
 
@@ -24,20 +24,11 @@ class TaskOptions(Options):
 
     def build(self, parts: Parts) -> Objective:
         """On labelled in-domain data."""
-        return _on_model(parts, parts.server_data(), parts.bench.loss)
+        bench, limit = parts.bench, parts.samples_per_round
+        return TaskObjective(bench.model, bench.layout, parts.server_data(), bench.loss, samples_per_round=limit)
 
 
-class EntropyOptions(Options):
-    """Confident predictions: the entropy of the model's outputs; needs no labels."""
-
-    name: Literal["entropy"] = "entropy"
-
-    def build(self, parts: Parts) -> Objective:
-        """On any data."""
-        return _on_model(parts, parts.server_data(labelled=False), entropy)
-
-
-AnyObjective = TaskOptions | SurrogateOptions | RotationOptions | ClustersOptions | EntropyOptions
+AnyObjective = TaskOptions | SurrogateOptions | ClustersOptions
 ObjectiveOptions = Annotated[
     AnyObjective,
     Discriminator("name"),
@@ -51,14 +42,9 @@ def default_objective(parts: Parts) -> AnyObjective:
     return SurrogateOptions() if parts.out_of_domain else TaskOptions()
 
 
-def _on_model(parts: Parts, examples: Examples, loss: Loss) -> "TaskObjective":
-    bench = parts.bench
-    return TaskObjective(bench.model, bench.layout, examples, loss, samples_per_round=parts.samples_per_round)
-
-
 @dataclass(eq=False)
 class TaskObjective:
-    """A loss on the outputs of the clients' model: their own loss, or one that needs no labels.
+    """The clients' own loss on the outputs of their model.
 
     Each call sets the model's weights. The model runs in eval mode, so that BatchNorm uses the merged statistics and a
     batch of one example works. A search uses all examples, or a seeded sample of them.
@@ -84,9 +70,3 @@ class TaskObjective:
         """The mean loss on these examples, and its gradient (d,)."""
         inputs, targets = (part.to(point.vector.device) for part in self._current.take(examples))
         return loss_and_gradient(self.model, self.layout, point, lambda: self.loss(self.model(inputs), targets))
-
-
-def entropy(outputs: Tensor, targets: Tensor) -> Tensor:  # noqa: ARG001
-    """The mean entropy of the predictions, as AdaMerging minimises it; the targets are not used."""
-    logs = F.log_softmax(outputs, dim=1)
-    return -(logs.exp() * logs).sum(1).mean()

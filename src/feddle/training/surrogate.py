@@ -18,7 +18,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.search import PASS_BATCH, Objective
 from feddle.core.seeds import seed_for, torch_generator
-from feddle.data.examples import Examples, Relabelled, Rotated, draw
+from feddle.data.examples import Examples, Relabelled, draw
 from feddle.options import Count, NonNegative, Options
 from feddle.training.parts import Parts
 from feddle.training.train import loss_and_gradient
@@ -46,18 +46,6 @@ class OwnLabels:
     def __call__(self, examples: Examples, represent: Represent, seed: int) -> Examples:  # noqa: ARG002
         """The examples as they are."""
         return examples
-
-
-@dataclass(frozen=True)
-class Rotations:
-    """The number of quarter turns that an image was rotated by: needs no labels."""
-
-    classes: int = 4
-
-    def __call__(self, examples: Examples, represent: Represent, seed: int) -> Examples:  # noqa: ARG002
-        """Each image with a random rotation."""
-        turns = torch.randint(self.classes, (len(examples),), generator=torch_generator(seed))
-        return Rotated(examples, turns)
 
 
 @dataclass(eq=False)
@@ -111,16 +99,6 @@ class SurrogateOptions(_HeadOptions):
     def build(self, parts: Parts) -> Objective:
         """On data with labels of any task."""
         return self._objective(parts, OwnLabels(parts.classes))
-
-
-class RotationOptions(_HeadOptions):
-    """Quarter turns of the server's images, through a fresh linear head; needs no labels."""
-
-    name: Literal["rotation"] = "rotation"
-
-    def build(self, parts: Parts) -> Objective:
-        """On any images."""
-        return self._objective(parts, Rotations())
 
 
 class ClustersOptions(_HeadOptions):

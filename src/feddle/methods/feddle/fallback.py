@@ -9,9 +9,8 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Discriminator, Field
 
 from feddle.core.messages import Arrival
-from feddle.core.staleness import polynomial, staleness_weight
 from feddle.methods.fedasync import Exponent, Mixing
-from feddle.methods.strategy import ServerLr, Staleness
+from feddle.methods.strategy import ServerLr, Staleness, polynomial, staleness_weight
 from feddle.options import Count, NonNegative, Options, choice
 
 

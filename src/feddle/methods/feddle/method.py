@@ -18,7 +18,7 @@ from feddle.methods.feddle.anchors import Anchoring, AnchorOptions, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.search import PaperSearch, SearchOptions, SgdSearch
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
-from feddle.methods.feddle.storage import FloatStorage, StorageOptions
+from feddle.methods.feddle.storage import Storage, empty_rows
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.options import Count, NonNegative
 from feddle.training.objectives import ObjectiveOptions, default_objective
@@ -37,7 +37,7 @@ class FeddleOptions(MethodOptions):
         description="what a full atlas replaces: `importance`, the anchor with the smallest |ĉ|, or `fifo`, the oldest",
     )
     anchors: AnchorOptions = RawAnchors()
-    storage: StorageOptions = FloatStorage()
+    storage: Storage = "float32"
     normalise: bool = Field(True, description="scale every anchor to the median of the anchors' norms")
     fallback: FallbackOptions = FedBuffFallback()
     objective: ObjectiveOptions | None = Field(
@@ -58,7 +58,7 @@ class FeddleOptions(MethodOptions):
         """The method."""
         outside = bool(parts.out_of_domain)
         capacity, dimension = self.atlas_size or 2 * parts.per_round, parts.bench.layout.size
-        rows = self.storage.build(capacity, dimension, parts.device)
+        rows = empty_rows(self.storage, capacity, dimension, parts.device)
         search = self.search
         if isinstance(search, SgdSearch) and search.step is None and outside:
             search = search.model_copy(update={"step": "theorem-2"})

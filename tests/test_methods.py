@@ -9,9 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
+from feddle.core.layout import Layout
+from feddle.data.examples import FromDataset
 from feddle.methods.ca2fl import CA2FL
 from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache, _FileRows
@@ -28,6 +32,7 @@ from feddle.methods.fedft import FedFT
 from feddle.methods.hfcl import HFCL
 from feddle.methods.median import CoordinateMedian
 from feddle.training.train import Recipe
+from feddle.training.workbench import Workbench
 from three_numbers import Played, Quadratic, Scaled, arrival, bench, close, numbers, weights
 
 MODEL = weights(1.0, 2.0, 3.0)
@@ -377,3 +382,14 @@ def test_the_examples_in_the_docs_run(capsys: pytest.CaptureFixture[str]) -> Non
     first, second = capsys.readouterr().out.splitlines()
     assert first == "tensor([2., 2., 0.])"
     assert len(json.loads(second)) == 1
+
+
+def test_a_student_that_equals_its_teacher_does_not_move() -> None:
+    images = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 5))
+    bench, examples = Workbench(model, Layout.of(model)), FromDataset(TensorDataset(images, torch.zeros(64).long()))
+    start = bench.layout.read(model)
+    strategy = FedDF(bench, examples, Recipe(lr=1e-3, epochs=5), late="add_deltas")
+    teacher = arrival(*[0.01] * len(start.vector), start=start)
+    merged = strategy.merge(start, [teacher], 1).weights
+    assert torch.equal(merged.vector, start.vector + 0.01)

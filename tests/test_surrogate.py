@@ -89,6 +89,20 @@ def test_theta_is_fitted_where_the_search_starts_and_goes_on_from_there() -> Non
     assert losses == sorted(losses, reverse=True)
 
 
+def test_the_head_is_fitted_until_its_gradient_is_small() -> None:
+    objective = surrogate()
+    start = start_of(objective)
+    objective.begin(start, seed=0)
+    theta = objective.state.theta
+    assert theta is not None
+    theta.requires_grad_()
+    inputs, labels = objective._current.take(torch.arange(len(objective)))
+    features = torch.cat([objective._represent(inputs), torch.ones(len(labels), 1)], dim=1).detach()
+    loss = nn.functional.cross_entropy(features @ theta.T, labels) + objective.head_decay / 2 * theta.square().sum()
+    (gradient,) = torch.autograd.grad(loss, theta)
+    assert float(gradient.abs().max()) <= 1e-4
+
+
 def test_a_restored_objective_goes_on_the_same() -> None:
     first, second = surrogate(head_steps=2), surrogate(head_steps=2)
     start = start_of(first)

@@ -262,3 +262,20 @@ def test_a_search_with_workers_is_bit_identical() -> None:
         )
 
     assert torch.equal(run(0).server.model.vector, run(2).server.model.vector)
+
+
+def test_batchnorm_without_momentum_depends_on_the_job_alone() -> None:
+    data = TensorDataset(torch.randn(96, 4, generator=torch.Generator().manual_seed(0)), torch.arange(96) % 2)
+    clients = [torch.utils.data.Subset(data, range(i, i + 12)) for i in range(0, 96, 12)]
+
+    def trained(workers: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8, momentum=None), torch.nn.Linear(8, 2)
+        )
+        plan: dict[str, Any] = {"rounds": 6, "per_round": 3, "training": {"batch_size": 4}, "delays": {"sigma": 1.0}}
+        feddle.simulate(model, clients, test=data, method="fedavg", workers=workers, **plan)
+        return model.state_dict()
+
+    alone, helped = trained(0), trained(2)
+    assert all(torch.equal(tensor, helped[name]) for name, tensor in alone.items())

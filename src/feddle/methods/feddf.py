@@ -21,6 +21,7 @@ from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench
 
 Average = Literal["logits", "losses"]
+_ROUNDING = 1e-6  # a loss below this is rounding error, which Adam would amplify to whole steps
 
 
 class FedDFOptions(MethodOptions):
@@ -110,8 +111,9 @@ class FedDF:
                 student = (model(inputs) / self.temperature).log_softmax(1)
                 # T² makes the size of the gradient independent of the temperature
                 loss = self.temperature**2 * F.kl_div(student, targets[index], reduction="batchmean")
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                if loss.item() > _ROUNDING:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
                 total += loss.item() * len(index)
             losses.append(total / len(examples))
             waited = 0 if losses[-1] < best else waited + 1

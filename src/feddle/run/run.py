@@ -29,7 +29,7 @@ from feddle.runtimes.runtime import Runtime
 from feddle.server import Server
 from feddle.training.machine import one_thread
 from feddle.training.parts import Parts
-from feddle.training.train import evaluate
+from feddle.training.train import evaluate, forget_batches
 from feddle.training.workbench import Workbench
 from feddle.version import __version__
 
@@ -79,6 +79,7 @@ class Run(Generic[Where]):
                         listener(line)
         finally:
             self.layout.write(self.problem.model, self.server.model)
+            forget_batches(self.problem.model)  # else it depends on which jobs this process trained
             self.seconds = time.perf_counter() - began
 
     def state_dict(self) -> dict[str, Tensor]:

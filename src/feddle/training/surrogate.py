@@ -19,7 +19,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.search import PASS_BATCH, Objective
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, Relabelled, draw
-from feddle.options import Count, NonNegative, Options
+from feddle.options import Count, NonNegative, Options, Positive
 from feddle.training.parts import Parts
 from feddle.training.train import loss_and_gradient
 
@@ -81,13 +81,21 @@ class Clusters:
 class _HeadOptions(Options):
     """How the surrogate head θ is fitted at the start of each search."""
 
-    head_steps: Count = Field(20, description="steps of L-BFGS that fit the surrogate head before each search")
-    head_decay: NonNegative = Field(1e-4, description="weight decay of the surrogate head")
+    head_steps: Count = Field(200, description="largest number of L-BFGS steps that fit the surrogate head")
+    head_tolerance: Positive = Field(1e-4, description="the fit ends when no gradient of the head is larger than this")
+    head_decay: NonNegative = Field(1e-4, description="weight decay of the surrogate head (ours, not the paper's)")
 
     def _objective(self, parts: Parts, targets: Targets) -> Objective:
         bench, examples, sample = parts.bench, parts.server_data(labelled=False), parts.samples_per_round
         return SurrogateObjective(
-            bench.model, bench.layout, examples, targets, sample, self.head_steps, self.head_decay
+            bench.model,
+            bench.layout,
+            examples,
+            targets,
+            sample,
+            self.head_steps,
+            self.head_tolerance,
+            self.head_decay,
         )
 
 
@@ -125,7 +133,7 @@ class SurrogateObjective:
     """The loss of a fresh linear head θ on the representations of the clients' model.
 
     Its gradient is zero on the clients' own head, which still moves with the coefficients. Each search starts from the
-    θ of the search before. The loss is convex in θ, so a few steps of L-BFGS are enough.
+    θ of the search before. The loss is convex in θ; the fit ends when its largest gradient is at most `head_tolerance`.
     """
 
     model: nn.Module
@@ -133,7 +141,8 @@ class SurrogateObjective:
     examples: Examples
     targets: Targets
     samples_per_round: int | None = None
-    head_steps: int = 20
+    head_steps: int = 200
+    head_tolerance: float = 1e-4
     head_decay: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -172,7 +181,10 @@ class SurrogateObjective:
         if before is None:
             before = torch.zeros(self.targets.classes, features.shape[1], device=features.device)
         theta = before.clone().requires_grad_()
-        optimizer = torch.optim.LBFGS([theta], max_iter=self.head_steps, line_search_fn="strong_wolfe")
+        steps, small = self.head_steps, self.head_tolerance
+        optimizer = torch.optim.LBFGS(
+            [theta], max_iter=steps, tolerance_grad=small, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        )
 
         def closure() -> Tensor:
             optimizer.zero_grad()

@@ -53,6 +53,13 @@ class Recipe(Options):
         return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
+def forget_batches(model: nn.Module) -> None:
+    """Reset BatchNorm's count of batches. It is not sent, and with `momentum=None` it decides how a batch counts."""
+    for module in model.modules():
+        if isinstance(module, _BATCH_NORMS) and module.num_batches_tracked is not None:
+            module.num_batches_tracked.zero_()
+
+
 def train(
     model: nn.Module,
     examples: Examples,
@@ -99,6 +106,7 @@ def train_client(
 ) -> Update:
     """Train one job from its pinned start; `model` only provides the memory to compute in."""
     layout.write(model, start)
+    forget_batches(model)
     with global_seed(seed):
         value = train(model, examples, recipe, seed, loss)
     end = layout.read(model)

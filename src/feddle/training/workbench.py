@@ -11,7 +11,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import global_seed
 from feddle.data.examples import Examples
 from feddle.training.kernels import Optimizer
-from feddle.training.train import Loss, Recipe, train
+from feddle.training.train import Loss, Recipe, forget_batches, train
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,7 @@ class Workbench:
     ) -> Weights:
         """The weights after training on examples from `start`; without `optimizer`, the recipe makes a fresh one."""
         self.layout.write(self.model, start)
+        forget_batches(self.model)
         with global_seed(seed):
             train(self.model, examples, recipe, seed, self.loss, optimizer)
         return self.layout.read(self.model)

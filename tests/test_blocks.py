@@ -24,7 +24,7 @@ from feddle.methods.fedbuff import FedBuff
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch, SgdSearch
-from feddle.methods.feddle.server_anchor import ServerAnchor
+from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.fedft import FedFT
 from feddle.training.train import Recipe
 from three_numbers import Played, Quadratic, arrival, bench, close, numbers, weights
@@ -230,7 +230,7 @@ def simulate(method: dict[str, Any], **more: Any) -> feddle.Run[Any]:
     server, test = torch.utils.data.Subset(data, range(80, 100)), torch.utils.data.Subset(data, range(100, 120))
     model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
     plan: dict[str, Any] = {"rounds": 4, "per_round": 3, "delays": {"sigma": 1.0}, "workers": 0, **more}
-    return feddle.simulate(model, clients, server=server, test=test, method={"name": "feddle", **method}, **plan)
+    return feddle.simulate(model, clients, server=server, test=test, method={"name": "feddle"} | method, **plan)
 
 
 @pytest.mark.parametrize("coefficients", ["shared", "layer", "class"])
@@ -247,3 +247,27 @@ def test_every_combination_runs(coefficients: str, storage: str, search: str) ->
 def test_the_server_anchor_needs_the_clients_labels() -> None:
     with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task"):
         simulate({"server_anchor": {}}, server_classes=5)
+
+
+# --- feddle+
+
+
+def test_feddle_plus_is_feddle_with_more_directions() -> None:
+    run = simulate({"name": "feddle+"})
+    strategy = run.server.strategy
+    assert isinstance(strategy, Feddle)
+    assert strategy.blocks is not None
+    assert strategy.server_anchor is not None
+    assert strategy.server_anchor.holdout == ServerAnchorOptions().holdout
+
+
+def test_feddle_plus_has_no_server_anchor_with_data_of_another_task() -> None:
+    strategy = simulate({"name": "feddle+"}, server_classes=2).server.strategy
+    assert isinstance(strategy, Feddle)
+    assert strategy.blocks is not None
+    assert strategy.server_anchor is None
+
+
+def test_a_misplaced_option_of_either_names_its_owner() -> None:
+    with pytest.raises(FeddleError, match="'buffer_size' is an option of .*fedbuff.*, not of feddle\\+"):
+        simulate({"name": "feddle+", "buffer_siz": 3})

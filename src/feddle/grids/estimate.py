@@ -16,7 +16,7 @@ from feddle.methods.center import CenterOptions
 from feddle.methods.convex import ConvexOptions
 from feddle.methods.fedavg import FedAvgOptions
 from feddle.methods.feddf import FedDFOptions
-from feddle.methods.feddle.method import FeddleOptions
+from feddle.methods.feddle.method import AtlasOptions
 from feddle.methods.feddle.search import LbfgsSearch
 from feddle.methods.fedft import FedFTOptions
 from feddle.methods.hfcl import HfclOptions
@@ -58,8 +58,9 @@ def _arrivals(config: Config) -> float:
 def _server_passes(config: Config) -> float:
     """Passes over the server's data per round, each as expensive as training."""
     match config.method:
-        case FeddleOptions(search=search):
-            return 1.2 * search.iterations if isinstance(search, LbfgsSearch) else float(search.epochs)
+        case AtlasOptions(search=search, server_anchor=own):
+            passes = 1.2 * search.iterations if isinstance(search, LbfgsSearch) else float(search.epochs)
+            return passes + (own.epochs if own else 0)
         case FedFTOptions(epochs=epochs) | ConvexOptions(epochs=epochs):
             return float(epochs)
         case FedDFOptions(epochs=epochs):

@@ -12,7 +12,7 @@ from feddle.methods.fedasync import FedAsyncOptions
 from feddle.methods.fedavg import FedAvgOptions
 from feddle.methods.fedbuff import FedBuffOptions
 from feddle.methods.feddf import FedDFOptions
-from feddle.methods.feddle.method import FeddleOptions
+from feddle.methods.feddle.method import FeddleOptions, FeddlePlusOptions
 from feddle.methods.fedft import FedFTOptions
 from feddle.methods.hfcl import HfclOptions
 from feddle.methods.median import MedianOptions
@@ -20,6 +20,7 @@ from feddle.options import choice
 
 AnyMethod = (
     FeddleOptions
+    | FeddlePlusOptions
     | FedBuffOptions
     | FedAvgOptions
     | FedAsyncOptions

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,10 +25,10 @@ from feddle.training.objectives import ObjectiveOptions, default_objective
 from feddle.training.parts import Parts
 
 
-class FeddleOptions(MethodOptions):
-    """Keep client updates in an atlas and search their merging coefficients on the server's data."""
+class AtlasOptions(MethodOptions):
+    """The options of Feddle and its variants. The defaults are the paper's."""
 
-    name: Literal["feddle"] = "feddle"
+    needs_anchor: ClassVar[bool] = True  # whether a server anchor without data of the clients' task is an error
     atlas_size: Count | None = Field(
         None, description="largest number of anchors (M); by default 2 × clients.per_round"
     )
@@ -74,8 +74,30 @@ class FeddleOptions(MethodOptions):
             seed=parts.seed,
             observe=parts.observe,
             blocks=make_blocks(self.coefficients, parts.bench.layout),
-            server_anchor=None if self.server_anchor is None else self.server_anchor.build(parts),
+            server_anchor=self._server_anchor(parts),
         )
+
+    def _server_anchor(self, parts: Parts) -> ServerAnchor | None:
+        if self.server_anchor is None or (parts.out_of_domain and not self.needs_anchor):
+            return None
+        return self.server_anchor.build(parts)
+
+
+class FeddleOptions(AtlasOptions):
+    """Keep client updates in an atlas and search their merging coefficients on the server's data."""
+
+    name: Literal["feddle"] = "feddle"
+
+
+class FeddlePlusOptions(AtlasOptions):
+    """Feddle with more directions: a coefficient per layer and class, and the server's own update as an anchor."""
+
+    needs_anchor = False  # with out-of-domain data there is none: the server cannot train on labels of another task
+    name: Literal["feddle+"] = "feddle+"
+    coefficients: Coefficients = "class"
+    server_anchor: ServerAnchorOptions | None = Field(
+        ServerAnchorOptions(), description="the server's own update as one more anchor; null: none"
+    )
 
 
 @dataclass(eq=False)

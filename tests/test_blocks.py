@@ -269,5 +269,5 @@ def test_feddle_plus_has_no_server_anchor_with_data_of_another_task() -> None:
 
 
 def test_a_misplaced_option_of_either_names_its_owner() -> None:
-    with pytest.raises(FeddleError, match="'buffer_size' is an option of .*fedbuff.*, not of feddle\\+"):
+    with pytest.raises(FeddleError, match=r"'buffer_size' is an option of .*fedbuff.*, not of feddle\+"):
         simulate({"name": "feddle+", "buffer_siz": 3})

@@ -89,15 +89,15 @@ def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> N
 
 @app.command()
 @load_options
-@click.option("--methods", default="feddle,fedbuff,fedavg", show_default=True, help="Methods, separated by commas.")
+@click.option("--methods", help="Methods, separated by commas. By default CONFIG's own method, fedbuff and fedavg.")
 @click.option("--out", type=PATH, help="The folder for the runs. By default a new folder in runs/.")
-def compare(methods: str, out: Path | None, **options: Any) -> None:
+def compare(methods: str | None, out: Path | None, **options: Any) -> None:
     """Run CONFIG with several methods: all have the same clients, delays and initial weights.
 
     The method in CONFIG keeps its options; the other methods have their default options.
     """
     own, stem = _load(**options)
-    names = names_in(methods)
+    names = list(dict.fromkeys([own.method.name, "fedbuff", "fedavg"])) if methods is None else names_in(methods)
     if not names:
         raise FeddleError("--methods: expected at least one method, but found none; `feddle methods` lists them")
     configs = {}

@@ -21,7 +21,7 @@ def config_for(data: Path, file: Path | None, overrides: Sequence[str]) -> tuple
     config = parse_config(_with_data(tree, data), overrides, source=source)
     clients, line = _look(config.data)
     if file is None:
-        suited = {"clients": {"count": clients, "per_round": min(PER_ROUND, clients)}}
+        suited = {"method": "feddle+", "clients": {"count": clients, "per_round": min(PER_ROUND, clients)}}
         config = parse_config(_with_data(suited, data), overrides, source=source)
     return config, line
 

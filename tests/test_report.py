@@ -1,5 +1,6 @@
 """The comparison report: reading run folders, the terminal table and the page."""
 
+import csv
 import json
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from command import PYTHON, run_process
+from command import PYTHON, run_feddle, run_process
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.records import read_run
@@ -26,6 +27,7 @@ from feddle.report.page import page as page_of
 from feddle.report.page import write_document
 from feddle.report.setting import setting
 from feddle.report.words import headline, lead
+from tiny import TINY
 
 VOID = {"meta"}
 
@@ -315,6 +317,74 @@ def test_the_page_shows_all_parts(tmp_path: Path) -> None:
     assert "Results computed with feddle 0.1.0, torch 2.13.0." in document.inside("p")
     assert [len(drawings(html, kind)) for kind in ("curves", "strip")] == [2, 2]
     assert list((tmp_path / "new" / "place").iterdir()) == [tmp_path / "new" / "place" / "report.html"]
+
+
+def refusing_run(folder: Path, method: str, refused: dict[int, str], **more: Any) -> Path:
+    """A run whose server refused one update of each of these clients in round 1, and the same ones in round 2."""
+    counts = {reason: 2 * list(refused.values()).count(reason) for reason in refused.values()}
+    run = make_run(folder, method, [0.5, 0.7, 0.6], result={"refused": counts}, **more)
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    for line in lines[:2]:
+        line["refused"] = [{"client": client, "reason": reason} for client, reason in refused.items()]
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_refused_updates_are_a_warning_with_their_clients_and_advice(tmp_path: Path) -> None:
+    long = dict.fromkeys(range(3, 10), "too long")
+    a = refusing_run(tmp_path / "a", "feddle", long | {1: "not a number"})
+    b = refusing_run(tmp_path / "b", "fedbuff", {7: "too long", 2: "wrong layout"})
+    document = Document(written([a, b], tmp_path))
+    alerts = [text for text in document.inside("p") if text.startswith("The server refused")]
+    assert alerts[0].startswith(
+        "The server refused 16 updates of feddle and fedbuff, from 7 clients: client 7 (4), client 3 (2), client 4 (2),"
+        " client 5 (2), client 6 (2) and 2 more. Reason: too long. The norm of such an update exceeds"
+    )
+    assert "raise checks.max_norm_ratio, or set it to null" in alerts[0]
+    assert alerts[1:] == [
+        "The server refused 2 updates of feddle, from 1 client: client 1 (2). Reason: not a number. "
+        "Training diverges at these clients: lower training.lr.",
+        "The server refused 2 updates of fedbuff, from 1 client: client 2 (2). Reason: wrong layout. "
+        "Check that these clients run the same model and the same version of feddle as the server.",
+    ]
+    assert "updates refused: too long (14), not a number (2)" in document.inside("small")
+    shown = run_feddle("report", a, b, "--out", tmp_path / "r.html", "--export", "csv").out
+    assert f"Warning: {alerts[1]}\n" in shown
+    assert [row["refused"] for row in csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())] == ["16", "4"]
+
+
+def test_clients_of_several_seeds_are_told_apart(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        refusing_run(tmp_path / "r" / str(seed), "feddle", {3: "infinite"}, config={"seed": seed})
+    assert "of feddle, from 2 clients: client 3 of seed 0 (2) and client 3 of seed 1 (2)." in written(
+        [tmp_path / "r"], tmp_path
+    )
+
+
+def test_refusals_without_clients_and_damaged_ones_still_render(tmp_path: Path) -> None:
+    old = make_run(tmp_path / "old", "old", result={"refused": {"too long": 3}})
+    assert "The server refused 3 updates of old. Reason: too long." in written([old], tmp_path)
+    stopped = refusing_run(tmp_path / "stopped", "stopped", {4: "infinite"})
+    (stopped / "result.json").unlink()
+    assert "refused 2 updates of stopped, from 1 client: client 4 (2). Reason: infinite." in written(
+        [stopped], tmp_path
+    )
+    odd = make_run(tmp_path / "odd", "odd", result={"refused": [{"client": 1}]})
+    lines = '{"round": 1, "refused": {"too long": 1}}\n{"round": 2, "refused": [3, {"client": "x"}, {"client": 1}]}\n'
+    (odd / "history.jsonl").write_text(lines)
+    assert "refused" not in written([odd], tmp_path)
+    hostile = refusing_run(tmp_path / "hostile", "hostile", {1: "<b>\x1b[2J\n" + "x" * 9999})
+    said = run_feddle("report", hostile, "--out", tmp_path / "h.html").out
+    assert "\x1b" not in said
+    assert max(map(len, said.splitlines())) < 600
+
+
+def test_a_real_run_says_that_updates_were_refused(tmp_path: Path) -> None:
+    tree = {**TINY, "attack": {"name": "scale", "share": 0.2, "factor": 1e6}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
+    said = run_feddle("run", tmp_path / "c.yaml", "--out", tmp_path / "run", "-q")
+    assert said.code == 0, said.err
+    assert re.search(r"^Warning: The server refused \d+ updates? of feddle.*too long\..*max_norm_ratio", said.out, re.M)
 
 
 def test_curves_have_titles_and_end_labels(tmp_path: Path) -> None:

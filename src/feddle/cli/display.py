@@ -46,7 +46,8 @@ def print_grid(grid: Grid) -> None:
         for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
             click.echo(f"{cell.name}: {remark}")
     sentences = lead(grid) if "title" in grid.record else []  # for single runs the table is enough
-    for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *warnings(grid), *sentences):
+    alerts = [f"Warning: {text}" for text in warnings(grid)]
+    for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *alerts, *sentences):
         click.echo(text)
 
 

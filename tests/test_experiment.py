@@ -47,6 +47,7 @@ from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
 from feddle.training.train import Recipe
+from needs import skip_without_bfloat16
 from tiny import TINY, tiny
 
 
@@ -406,7 +407,7 @@ def test_bfloat16_gives_the_same_bits_with_any_number_of_workers(tiny_file: Path
     env = {"PYTHONWARNINGS": "error", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}  # read before torch's first product
     done = run_process(*PYTHON, BFLOAT16, tiny_file, env=env, cwd=tmp_path)
     if "bfloat16 does not run" in done.err:
-        pytest.skip("this CPU cannot train in bfloat16")
+        skip_without_bfloat16()
     assert done.code == 0, done.err
     inline, pool, exact = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("inline", "pool", "exact"))
     assert inline == pool != exact

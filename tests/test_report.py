@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+import needs
 from command import PYTHON, run_feddle, run_process
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
@@ -479,7 +479,7 @@ def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@needs.chromium
 def test_a_browser_opens_the_page_and_its_script_runs(tmp_path: Path) -> None:
     page = write_report([make_run(tmp_path / "a", coefficients=[0.1, -0.2])], tmp_path / "report.html")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]

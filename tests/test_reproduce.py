@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import needs
 from command import Said, run_feddle, run_process
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
@@ -605,7 +606,7 @@ def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@needs.chromium
 def test_a_browser_shows_a_grid_without_an_error_and_without_the_network(tmp_path: Path) -> None:
     html = page([make_grid(tmp_path / "g", CURVES)])
     shown = in_browser(html, tmp_path / "page")

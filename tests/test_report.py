@@ -19,7 +19,7 @@ from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.records import read_run
 from feddle.report.axes import round_axis, spread, thinned, tick_text, value_axis
-from feddle.report.charts import shortened
+from feddle.report.charts import fitting, shortened
 from feddle.report.grid import Grid, grid_of_runs, read_grids
 from feddle.report.markup import element
 from feddle.report.numbers import duration, megabytes
@@ -88,7 +88,7 @@ class Document(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open:
-            self.texts.append((self.open[-1], data))
+            self.texts.append((self.open[-1], data.replace("\N{NO-BREAK SPACE}", " ")))
 
     def inside(self, tag: str) -> list[str]:
         return [text for parent, text in self.texts if parent == tag]
@@ -271,6 +271,10 @@ def test_what_is_thinned_keeps_its_end() -> None:
     assert thinned(range(10), 4) == [0, 3, 6, 9]
     assert thinned([1, 2], 4) == [1, 2]
     assert shortened("fedasync-seed1", 9) == "feda…eed1"
+    names = ["clients-late=discard", "clients-lr=3e-4", "clients-long-epochs=10"]
+    assert fitting(names, 12) == ["late=discard", "lr=3e-4", "long-…chs=10"]
+    assert fitting(names, 30) == names
+    assert fitting(["feddle", "feddle-"], 5) == ["fe…le", "fe…e-"]
 
 
 # The terminal table
@@ -295,6 +299,14 @@ def test_the_best_accuracy_is_bold(tmp_path: Path) -> None:
         ("50.0%", ""),
         ("–", ""),
     ]
+
+
+def test_a_column_that_no_method_has_is_not_shown(tmp_path: Path) -> None:
+    plain = grid_of_runs([make_run(tmp_path / "a", "fedbuff"), make_run(tmp_path / "b", "fedavg")])
+    assert "Negative" not in printed(plain)
+    assert "Negative" not in page_of([plain])
+    make_run(tmp_path / "c", "feddle", coefficients=[0.1, -0.1])
+    assert "Negative" in printed(grid_of_runs([tmp_path / "a", tmp_path / "c"]))
 
 
 # The page

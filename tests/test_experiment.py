@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -45,6 +47,7 @@ from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
 from feddle.training.train import Recipe
+from needs import skip_without_bfloat16
 from tiny import TINY, tiny
 
 
@@ -404,7 +407,7 @@ def test_bfloat16_gives_the_same_bits_with_any_number_of_workers(tiny_file: Path
     env = {"PYTHONWARNINGS": "error", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}  # read before torch's first product
     done = run_process(*PYTHON, BFLOAT16, tiny_file, env=env, cwd=tmp_path)
     if "bfloat16 does not run" in done.err:
-        pytest.skip("this CPU cannot train in bfloat16")
+        skip_without_bfloat16()
     assert done.code == 0, done.err
     inline, pool, exact = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("inline", "pool", "exact"))
     assert inline == pool != exact
@@ -654,6 +657,57 @@ def test_listing_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert {"method", "data", "model"} <= schema["properties"].keys()
     assert "fashion-mnist" in run_feddle("data", "list").out
     assert run_feddle("data", "fetch", "digits", "-q").out.strip() == str(tmp_path / "digits.safetensors")
+
+
+LONG = "x" * 130_000  # Linux takes at most 131,072 bytes in one argument
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        (["report", LONG], "/grid.json"),
+        (["run", f"{LONG}.yaml"], ".yaml"),
+        (["data", "fetch", LONG], "images, npz, huggingface"),
+        (["reproduce", LONG], "shows all tables"),
+        (["reproduce", "async-sync", "--cells", LONG], "fedavg-waiting"),
+        ([LONG], "x'."),
+        (["federation", "watch", "a\nb\x1b[2J\udcff"], "but there is no such folder; check the path"),
+    ],
+)
+def test_an_error_is_one_printable_line_and_keeps_its_end(words: list[str], end: str) -> None:
+    refused = run_feddle(*words)
+    assert (refused.code, refused.out) == (2, "")
+    line = refused.err.removesuffix("\n")
+    assert line.startswith("feddle: ")
+    assert line.endswith(end)
+    assert line.isprintable()
+    assert len(line) < 1100
+
+
+def test_a_nul_from_yaml_is_not_echoed(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text('data: {name: csv, path: "a\\0b"}')
+    assert run_feddle("run", tmp_path / "c.yaml").err == (
+        "feddle: there is no file or folder a\\x00b to read the data from; correct data.path\n"
+    )
+
+
+def test_warnings_of_libraries_never_precede_an_error(tmp_path: Path) -> None:
+    for i in range(12):  # Pillow warns when it converts such an image
+        place = tmp_path / "images" / "ab"[i % 2] / f"{i}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.linear_gradient("L").resize((16, 16)).convert("P").save(place, transparency=bytes(range(256)))
+    small = ["-q", "-o", "rounds=1", "-o", "clients.per_round=1", "--out"]
+    command = (*FEDDLE, "run", "--data", str(tmp_path / "images"), *small)
+    fine = run_process(*command, tmp_path / "fine")
+    assert fine.code == 0, fine.err
+    assert re.fullmatch("feddle: warning: UserWarning: Palette images with Transparency.*\n", fine.err)
+    (tmp_path / "images" / "b" / "12.png").write_bytes(b"no image")
+    broken = run_process(*command, tmp_path / "broken")
+    assert broken.code == 2
+    assert re.fullmatch(r"feddle: cannot read the image .*12\.png .*\n", broken.err)
+    shown = run_process(*command, tmp_path / "shown", env={"PYTHONWARNINGS": "default"})
+    assert "UserWarning: Palette images with Transparency" in shown.err
+    assert shown.err.endswith(broken.err)
 
 
 def test_help_does_not_import_torch() -> None:

@@ -67,6 +67,7 @@ from feddle.training.train import Recipe
 from federation.client_data import share
 from federation.model import make_model
 from federation.server_data import held_out_data, server_data
+from needs import linux
 
 # --- a grid whose nodes answer by a clock of its own: what real processes cannot show quickly
 
@@ -1108,8 +1109,6 @@ def test_two_processes_do_not_run_the_same_federation(tmp_path: Path, monkeypatc
 
 
 # --- real processes, on loopback
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
 def living_below(folder: Path) -> list[str]:

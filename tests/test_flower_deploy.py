@@ -3,7 +3,6 @@
 import configparser
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+import needs
 from command import run_process
 from feddle.flower.certificates import Certificates
 
@@ -63,12 +63,15 @@ def test_every_option_is_one_that_the_command_has(command: str) -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_units_are_ones_that_systemd_takes(path: Path, tmp_path: Path) -> None:
+def test_units_restart_and_are_enabled(path: Path) -> None:
     read = unit(path)
     assert read["Service"]["Restart"] == "always"
     assert read["Install"]["WantedBy"]
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("no systemd here")
+
+
+@needs.systemd
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
     here = tmp_path / path.name
     here.write_text(path.read_text().replace("/opt/feddle/bin/", f"{BIN}/"))
     done = run_process("systemd-analyze", "verify", here)
@@ -105,7 +108,7 @@ def test_files_that_are_mentioned_are_shipped(where: str) -> None:
     assert named <= {path.name for path in DEPLOY.rglob("*")}
 
 
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx here")
+@needs.nginx
 def test_nginx_takes_its_file(tmp_path: Path) -> None:
     Certificates(tmp_path).make(["localhost"], 0)
     site = (DEPLOY / "nginx.conf").read_text().replace("/etc/feddle", str(tmp_path))

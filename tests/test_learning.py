@@ -22,6 +22,7 @@ from feddle.models.cnn import CNN
 from feddle.models.resnet import ResNet18
 from feddle.training.machine import one_thread
 from feddle.training.train import Recipe, evaluate, train, train_client
+from needs import skip_without_bfloat16
 
 
 def test_images_become_floats_in_three_channels() -> None:
@@ -214,7 +215,7 @@ def in_both_precisions() -> Any:
     # in a process of its own: the variable is read before torch's first product, and some machines need it
     done = run_process(*PYTHON, BFLOAT16, env={"PYTHONWARNINGS": "error", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"})
     if "training.precision: bfloat16 does not run" in done.err:
-        pytest.skip("this CPU cannot train in bfloat16")
+        skip_without_bfloat16()
     assert done.code == 0, done.err
     return json.loads(done.out)
 

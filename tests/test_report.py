@@ -1,8 +1,8 @@
 """The comparison report: reading run folders, the terminal table and the page."""
 
+import csv
 import json
 import re
-import shutil
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,12 +13,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from command import PYTHON, run_process
+import needs
+from command import PYTHON, run_feddle, run_process
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.records import read_run
 from feddle.report.axes import round_axis, spread, thinned, tick_text, value_axis
-from feddle.report.charts import shortened
+from feddle.report.charts import fitting, shortened
 from feddle.report.grid import Grid, grid_of_runs, read_grids
 from feddle.report.markup import element
 from feddle.report.numbers import duration, megabytes
@@ -26,6 +27,7 @@ from feddle.report.page import page as page_of
 from feddle.report.page import write_document
 from feddle.report.setting import setting
 from feddle.report.words import headline, lead
+from tiny import TINY
 
 VOID = {"meta"}
 
@@ -86,7 +88,7 @@ class Document(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open:
-            self.texts.append((self.open[-1], data))
+            self.texts.append((self.open[-1], data.replace("\N{NO-BREAK SPACE}", " ")))
 
     def inside(self, tag: str) -> list[str]:
         return [text for parent, text in self.texts if parent == tag]
@@ -269,6 +271,10 @@ def test_what_is_thinned_keeps_its_end() -> None:
     assert thinned(range(10), 4) == [0, 3, 6, 9]
     assert thinned([1, 2], 4) == [1, 2]
     assert shortened("fedasync-seed1", 9) == "feda…eed1"
+    names = ["clients-late=discard", "clients-lr=3e-4", "clients-long-epochs=10"]
+    assert fitting(names, 12) == ["late=discard", "lr=3e-4", "long-…chs=10"]
+    assert fitting(names, 30) == names
+    assert fitting(["feddle", "feddle-"], 5) == ["fe…le", "fe…e-"]
 
 
 # The terminal table
@@ -295,6 +301,14 @@ def test_the_best_accuracy_is_bold(tmp_path: Path) -> None:
     ]
 
 
+def test_a_column_that_no_method_has_is_not_shown(tmp_path: Path) -> None:
+    plain = grid_of_runs([make_run(tmp_path / "a", "fedbuff"), make_run(tmp_path / "b", "fedavg")])
+    assert "Negative" not in printed(plain)
+    assert "Negative" not in page_of([plain])
+    make_run(tmp_path / "c", "feddle", coefficients=[0.1, -0.1])
+    assert "Negative" in printed(grid_of_runs([tmp_path / "a", tmp_path / "c"]))
+
+
 # The page
 
 
@@ -315,6 +329,74 @@ def test_the_page_shows_all_parts(tmp_path: Path) -> None:
     assert "Results computed with feddle 0.1.0, torch 2.13.0." in document.inside("p")
     assert [len(drawings(html, kind)) for kind in ("curves", "strip")] == [2, 2]
     assert list((tmp_path / "new" / "place").iterdir()) == [tmp_path / "new" / "place" / "report.html"]
+
+
+def refusing_run(folder: Path, method: str, refused: dict[int, str], **more: Any) -> Path:
+    """A run whose server refused one update of each of these clients in round 1, and the same ones in round 2."""
+    counts = {reason: 2 * list(refused.values()).count(reason) for reason in refused.values()}
+    run = make_run(folder, method, [0.5, 0.7, 0.6], result={"refused": counts}, **more)
+    lines = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    for line in lines[:2]:
+        line["refused"] = [{"client": client, "reason": reason} for client, reason in refused.items()]
+    (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+def test_refused_updates_are_a_warning_with_their_clients_and_advice(tmp_path: Path) -> None:
+    long = dict.fromkeys(range(3, 10), "too long")
+    a = refusing_run(tmp_path / "a", "feddle", long | {1: "not a number"})
+    b = refusing_run(tmp_path / "b", "fedbuff", {7: "too long", 2: "wrong layout"})
+    document = Document(written([a, b], tmp_path))
+    alerts = [text for text in document.inside("p") if text.startswith("The server refused")]
+    assert alerts[0].startswith(
+        "The server refused 16 updates of feddle and fedbuff, from 7 clients: client 7 (4), client 3 (2), client 4 (2),"
+        " client 5 (2), client 6 (2) and 2 more. Reason: too long. The norm of such an update exceeds"
+    )
+    assert "raise checks.max_norm_ratio, or set it to null" in alerts[0]
+    assert alerts[1:] == [
+        "The server refused 2 updates of feddle, from 1 client: client 1 (2). Reason: not a number. "
+        "Training diverges at these clients: lower training.lr.",
+        "The server refused 2 updates of fedbuff, from 1 client: client 2 (2). Reason: wrong layout. "
+        "Check that these clients run the same model and the same version of feddle as the server.",
+    ]
+    assert "updates refused: too long (14), not a number (2)" in document.inside("small")
+    shown = run_feddle("report", a, b, "--out", tmp_path / "r.html", "--export", "csv").out
+    assert f"Warning: {alerts[1]}\n" in shown
+    assert [row["refused"] for row in csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())] == ["16", "4"]
+
+
+def test_clients_of_several_seeds_are_told_apart(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        refusing_run(tmp_path / "r" / str(seed), "feddle", {3: "infinite"}, config={"seed": seed})
+    assert "of feddle, from 2 clients: client 3 of seed 0 (2) and client 3 of seed 1 (2)." in written(
+        [tmp_path / "r"], tmp_path
+    )
+
+
+def test_refusals_without_clients_and_damaged_ones_still_render(tmp_path: Path) -> None:
+    old = make_run(tmp_path / "old", "old", result={"refused": {"too long": 3}})
+    assert "The server refused 3 updates of old. Reason: too long." in written([old], tmp_path)
+    stopped = refusing_run(tmp_path / "stopped", "stopped", {4: "infinite"})
+    (stopped / "result.json").unlink()
+    assert "refused 2 updates of stopped, from 1 client: client 4 (2). Reason: infinite." in written(
+        [stopped], tmp_path
+    )
+    odd = make_run(tmp_path / "odd", "odd", result={"refused": [{"client": 1}]})
+    lines = '{"round": 1, "refused": {"too long": 1}}\n{"round": 2, "refused": [3, {"client": "x"}, {"client": 1}]}\n'
+    (odd / "history.jsonl").write_text(lines)
+    assert "refused" not in written([odd], tmp_path)
+    hostile = refusing_run(tmp_path / "hostile", "hostile", {1: "<b>\x1b[2J\n" + "x" * 9999})
+    said = run_feddle("report", hostile, "--out", tmp_path / "h.html").out
+    assert "\x1b" not in said
+    assert max(map(len, said.splitlines())) < 600
+
+
+def test_a_real_run_says_that_updates_were_refused(tmp_path: Path) -> None:
+    tree = {**TINY, "attack": {"name": "scale", "share": 0.2, "factor": 1e6}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
+    said = run_feddle("run", tmp_path / "c.yaml", "--out", tmp_path / "run", "-q")
+    assert said.code == 0, said.err
+    assert re.search(r"^Warning: The server refused \d+ updates? of feddle.*too long\..*max_norm_ratio", said.out, re.M)
 
 
 def test_curves_have_titles_and_end_labels(tmp_path: Path) -> None:
@@ -409,7 +491,7 @@ def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not installed")
+@needs.chromium
 def test_a_browser_opens_the_page_and_its_script_runs(tmp_path: Path) -> None:
     page = write_report([make_run(tmp_path / "a", coefficients=[0.1, -0.2])], tmp_path / "report.html")
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]

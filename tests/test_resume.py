@@ -6,7 +6,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,8 +36,8 @@ from feddle.run.simulate import simulated
 from feddle.runtimes.workers import WorkerPool
 from feddle.server import ENOUGH
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
+from needs import linux
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need fork")
 Whole = Callable[[str], dict[str, Any]]
 
 
@@ -494,12 +493,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     if shutil.which("mount") is None or os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
+        pytest.skip("needs root to mount a small disk; to enable: run the tests as root")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.decode().strip()}")
+        said = mounted.stderr.decode().strip()
+        pytest.skip(f"needs to mount a small disk ({said}); to enable: run outside of a container, or with SYS_ADMIN")
     try:
         yield disk
     finally:

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import feddle
+import needs
 from feddle.clients.work import Work
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
@@ -22,7 +22,7 @@ from feddle.core.messages import Job, Update
 from feddle.runtimes.workers import WorkerPool
 from three_numbers import weights
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need fork")
+pytestmark = needs.linux
 START = weights(1.0, 2.0, 3.0, buffers=[4.0])
 
 

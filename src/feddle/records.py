@@ -10,7 +10,7 @@ from typing import Any, TypedDict, cast
 import yaml
 
 from feddle.core.durable import write_whole
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, one_line
 
 # Files of a run
 CONFIG = "config.yaml"
@@ -26,6 +26,7 @@ CELL = "cell.json"  # CellRecord, in each run folder
 
 LAST_EVALUATIONS = 5
 _LARGEST = 1e30  # larger numbers would overflow in a chart
+_LONGEST = 200  # characters of a reason, which may hold the text of a client
 
 
 class HistoryLine(TypedDict, total=False):
@@ -42,6 +43,14 @@ class HistoryLine(TypedDict, total=False):
     negative_share: float  # share of the coefficients below zero
     accuracy: float  # only in rounds with an evaluation
     test_loss: float
+    refused: list["Refusal"]  # only in rounds with refused updates
+
+
+class Refusal(TypedDict):
+    """An update that the server refused."""
+
+    client: int
+    reason: str
 
 
 class Result(TypedDict, total=False):
@@ -193,7 +202,8 @@ def read_run(folder: Path) -> RunRecord:
         raise FeddleError(f"{folder}: expected a run folder, but it holds no {CONFIG}; name a folder of `feddle run`")
     config = _parsed(folder / CONFIG, _read(folder / CONFIG), "YAML", yaml.safe_load)
     result = _parsed(folder / RESULT, _read(folder / RESULT), "JSON") if (folder / RESULT).exists() else {}
-    lines = map(_checked, _lines(folder / HISTORY)) if (folder / HISTORY).exists() else []
+    found = _lines(folder / HISTORY) if (folder / HISTORY).exists() else []
+    lines = (_checked(line, _LINE_FIELDS) for line in found)
     rounds = {line["round"]: cast(HistoryLine, line) for line in lines if "round" in line}  # the last line of each
     history, checked = [rounds[number] for number in sorted(rounds)], _checked(result)
     numbers = {**summary(history), **checked} if history else checked
@@ -244,6 +254,21 @@ def _privacy(value: object) -> dict[str, Any] | None:
     return None if None in numbers else _mapping(value)
 
 
+def _counts(value: object) -> dict[str, int]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {one_line(reason, _LONGEST): count for reason, count in found if isinstance(count, int)}
+
+
+def _refusals(value: object) -> list[Refusal]:
+    found = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    pairs = [(each.get("client"), each.get("reason")) for each in found]
+    return [
+        {"client": client, "reason": one_line(reason, _LONGEST)}
+        for client, reason in pairs
+        if isinstance(client, int) and isinstance(reason, str)
+    ]
+
+
 def parse_mapping(text: str | bytes) -> dict[str, Any]:
     """The mapping in a JSON text; empty if it is damaged."""
     try:
@@ -263,14 +288,15 @@ _FIELDS: Mapping[str, Callable[[object], object]] = {
     "round": lambda value: value if isinstance(value, int) else None,
     "staleness": lambda value: [v for v in value if isinstance(v, int)] if isinstance(value, list) else None,
     "coefficients": lambda value: [v for v in map(finite, value) if v is not None] if isinstance(value, list) else None,
-    "refused": _mapping,
+    "refused": _counts,
     "privacy": _privacy,
 }
+_LINE_FIELDS = {**_FIELDS, "refused": _refusals}
 
 
-def _checked(found: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(found: Mapping[str, Any], fields: Mapping[str, Callable[[object], object]] = _FIELDS) -> dict[str, Any]:
     """The fields that have a value of the right type, so that readers need not check."""
-    values = {name: _FIELDS[name](value) if name in _FIELDS else value for name, value in found.items()}
+    values = {name: fields[name](value) if name in fields else value for name, value in found.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -1,10 +1,11 @@
 """What a terminal shows: tables, and progress, which is live on a terminal and plain lines elsewhere."""
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from feddle.core.errors import one_line
 from feddle.records import HISTORY, parse_mapping, read_mapping, read_result
 from feddle.report.grid import Grid, Panel
 from feddle.report.numbers import duration, percent
@@ -25,8 +27,21 @@ from feddle.report.words import lead
 if TYPE_CHECKING:
     from feddle.grids.cells import Ended, Task
 
+_LONGEST = 1000  # characters of an error, which may quote a path of any length
 _NARROW = ("MB up", "MB down")  # columns of the page that a terminal has no room for
 _LONG = 30.0  # seconds; a federation writes its status about once per second, but not while it merges
+
+
+def error_line(text: str) -> str:
+    """A text as one printable line. One that is too long loses its middle, since its end says what to do."""
+    line = one_line(text, longest=sys.maxsize)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+
+
+def stop(text: str, code: int = 2) -> NoReturn:
+    """Print an error and exit."""
+    click.echo(f"feddle: {error_line(text)}", err=True)
+    sys.exit(code)
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
@@ -46,7 +61,8 @@ def print_grid(grid: Grid) -> None:
         for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
             click.echo(f"{cell.name}: {remark}")
     sentences = lead(grid) if "title" in grid.record else []  # for single runs the table is enough
-    for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *warnings(grid), *sentences):
+    alerts = [f"Warning: {text}" for text in warnings(grid)]
+    for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *alerts, *sentences):
         click.echo(text)
 
 
@@ -140,7 +156,9 @@ class GridDisplay(Display):
         self.remove_task(self._bars.pop(task.label))
         left = task.config.rounds - self._reached.get(task.label, 0)
         self.update(self._whole, advance=left, state=self._count())
-        what = f"{percent(ended.accuracy)} ({duration(ended.seconds)})" if not ended.reason else ended.reason
+        what = (
+            f"{percent(ended.accuracy)} ({duration(ended.seconds)})" if not ended.reason else error_line(ended.reason)
+        )
         self.console.print(f"{self._count()}  {task.label}: {what}", highlight=False, markup=False, soft_wrap=True)
 
     def _count(self) -> str:

@@ -4,13 +4,14 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from feddle.cli.display import RunDisplay, print_table
+from feddle.cli.display import RunDisplay, error_line, print_table, stop
 from feddle.cli.federation import federation
 from feddle.cli.options import PATH, folder_argument, names_in, overrides_option, quiet_option, track_option
 from feddle.cli.reports import report, report_on
@@ -146,7 +147,7 @@ def _run_all(
             raise
         remedy = f"feddle resume {out}"
         if isinstance(error, KeyboardInterrupt):
-            _stop(f"interrupted; the rounds so far are in {out}; to continue: {remedy}", code=130)
+            stop(f"interrupted; the rounds so far are in {out}; to continue: {remedy}", code=130)
         raise FeddleError(f"{_explain(error)}; to continue once that is fixed: {remedy}") from error
     report_on(list(configs), out / REPORT)
 
@@ -241,11 +242,6 @@ def fetch_weights(name: str, folder: Path | None, quiet: bool) -> None:
     click.echo(source.place)
 
 
-def _stop(text: str, code: int = 2) -> NoReturn:
-    click.echo(f"feddle: {text}", err=True)
-    sys.exit(code)
-
-
 def _explain(error: Exception) -> str:
     match error:
         case click.ClickException():
@@ -259,8 +255,19 @@ def _explain(error: Exception) -> str:
 
 
 def main() -> None:
-    """Run the command line. An error that the user can fix prints one line and exits with code 2."""
+    """Run the command line. An error that the user can fix prints one line and exits with code 2.
+
+    Warnings of libraries are printed after a command that succeeds, and not at all before the line of an error. With
+    --debug or Python's own settings (PYTHONWARNINGS, -W), Python prints them at once.
+    """
     debug = "--debug" in sys.argv
+    with warnings.catch_warnings(record=not (debug or sys.warnoptions)) as caught:
+        _run_command(debug)
+    for text in dict.fromkeys(f"{each.category.__name__}: {each.message}" for each in caught or ()):
+        click.echo(f"feddle: warning: {error_line(text)}", err=True)
+
+
+def _run_command(debug: bool) -> None:
     try:
         # click accepts the option of a group only before the subcommand; --debug may be anywhere
         app(args=[a for a in sys.argv[1:] if a != "--debug"], standalone_mode=False)
@@ -274,6 +281,6 @@ def main() -> None:
     except (FeddleError, click.ClickException, OSError, MemoryError) as error:
         if debug:
             traceback.print_exc()
-        _stop(_explain(error))
+        stop(_explain(error))
     except (KeyboardInterrupt, click.Abort):
-        _stop("interrupted", code=130)
+        stop("interrupted", code=130)

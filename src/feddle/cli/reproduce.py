@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddle.cli.display import GridDisplay, print_table
+from feddle.cli.display import GridDisplay, error_line, print_table, stop
 from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, track_option
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
@@ -114,7 +114,7 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> Non
     tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
     runner.keep(out, grid, planned, quick=order.quick, command=command)
     for text in (*_left_out(planned), *conflicts):
-        click.echo(text, err=True)
+        click.echo(error_line(text), err=True)
     waiting = [task for task in tasks if not is_done(task)]
     failed: list[tuple[Task, Ended]] = []
     try:
@@ -123,8 +123,7 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> Non
             with GridDisplay(len(tasks), len(tasks) - len(waiting), rounds, quiet=order.quiet) as display:
                 failed = runner.run_tasks(waiting, jobs, display)
     except KeyboardInterrupt:
-        click.echo(f"feddle: interrupted; the runs so far are in {out}; the same command continues them", err=True)
-        sys.exit(130)
+        stop(f"interrupted; the runs so far are in {out}; the same command continues them", code=130)
     runner.keep(out, grid, runner.with_reasons(planned, failed), quick=order.quick, command=command)
     _report(failed, out)
 

@@ -134,14 +134,24 @@ def _end_labels(curves: Sequence[Curve], x: Axis, y: Axis, room: float) -> Marku
     if len(curves) > (y.start - y.end) / 10:
         return join()
     tops = [y.place(curve.points[-1][1]) for curve in curves]
+    places = zip(curves, tops, spread(tops, LABEL_GAP, y.end, y.start), strict=True)
+    names = fitting([curve.label for curve in curves], round((room - 18) / LABEL_WIDTH))
     labels = []
-    for curve, top, height in zip(curves, tops, spread(tops, LABEL_GAP, y.end, y.start), strict=True):
-        name = shortened(curve.label, round((room - 18) / LABEL_WIDTH))
+    for (curve, top, height), name in zip(places, names, strict=True):
         leader = f"M{x.place(curve.points[-1][0]) + 4:.1f} {top:.1f}L{x.end + 11:.1f} {height:.1f}"
         whole = element("title", curve.label) if name != curve.label else None
         text = element("text", name, whole, x=x.end + 14, y=height + 4, class_="label")
         labels.append(element("g", element("path", d=leader, class_="leader"), text, class_=curve.kind))
     return join(*labels)
+
+
+def fitting(names: Sequence[str], most: int) -> list[str]:
+    """Names shortened to `most` characters. If one is too long, all lose the words that they begin with in common."""
+    words = [name.split("-") for name in names]
+    if len(names) > 1 and max(map(cell_len, names)) > most:
+        while min(map(len, words)) > 1 and len({first for first, *_ in words}) == 1:
+            words = [rest for _, *rest in words]
+    return [shortened("-".join(rest), most) for rest in words]
 
 
 def shortened(text: str, most: int) -> str:

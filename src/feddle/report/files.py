@@ -13,6 +13,7 @@ from feddle.report.charts import COLOURS
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
 from feddle.report.numbers import NONE, Spread, counted, mean_of
 from feddle.report.page import write_document
+from feddle.report.setting import refused
 from feddle.report.tables import QUICK, Entry, footnotes, from_clean, legend, marks, results
 from feddle.report.warnings import sources, warnings
 
@@ -147,6 +148,7 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
         "quick": int(grid.quick),
         "substitute": entry.get("substitute", ""),
         "left_out": entry.get("left_out", ""),
+        "refused": sum(refused(run).total() for run in cell.runs),
         "changed": " ".join(entry.get("changed") or ()),
         "other_config": int(cell.has_other_config),
         "from_clean": "" if points is None else f"{points:g}",

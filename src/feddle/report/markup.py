@@ -37,7 +37,12 @@ def each(name: str, texts: Iterable[str], **attributes: str) -> Markup:
 
 def paragraph(text: str, kind: str) -> Markup | None:
     """A paragraph of the class `kind`; None if it would be empty."""
-    return element("p", text, class_=kind) if text else None
+    return element("p", unbroken(text), class_=kind) if text else None
+
+
+def unbroken(text: str) -> str:
+    """A text that does not break a line inside of `lr = 0.1`."""
+    return text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 
 def folded(summary: str, *children: str | None) -> Markup:
@@ -53,5 +58,7 @@ def table(kind: str, heads: Iterable[str], rows: Iterable[Markup]) -> Markup:
 
 def escape(text: str) -> Markup:
     """Plain text as markup. Control characters are shown as �."""
-    shown = "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    shown = "".join(
+        char if char.isprintable() or char in "\n\t\N{NO-BREAK SPACE}" else "\N{REPLACEMENT CHARACTER}" for char in text
+    )
     return Markup(html.escape(shown, quote=True))

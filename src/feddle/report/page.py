@@ -12,7 +12,7 @@ from feddle.core.errors import FeddleError
 from feddle.records import CellRecord
 from feddle.report.charts import Curve, coefficient_chart, curve_chart, staleness_chart
 from feddle.report.grid import CENTER, Grid, Panel
-from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table
+from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
 from feddle.report.numbers import NONE, counted
 from feddle.report.setting import differences, really_run, setting, versions
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
@@ -126,7 +126,7 @@ def html_table(shown: Table, notes: Sequence[str], kind: str = "") -> Markup:
 def _label(row: Row) -> Markup:
     status = element("small", row.status, class_="status") if row.status else None
     label = element("strong", row.label) if row.best else row.label
-    return element("th", label, status, each("small", row.notes), scope="row")
+    return element("th", label, status, each("small", map(unbroken, row.notes)), scope="row")
 
 
 def _entry(entry: Entry) -> Markup:

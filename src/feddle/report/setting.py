@@ -1,11 +1,12 @@
 """The setting of runs in words, from their configs, and remarks from their results."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from feddle.records import RunRecord, finite
+from feddle.records import Refusal, RunRecord, finite
 from feddle.report.grid import Panel, value_in
 from feddle.report.numbers import listed
 
@@ -85,11 +86,22 @@ def packages(runs: Sequence[RunRecord]) -> dict[str, list[str]]:
     return {name: [str(found) for run in runs if (found := run.result.get(name))] for name in names}
 
 
+def refused(run: RunRecord) -> Counter[str]:
+    """The number of updates that the server refused, by reason; of a run without a result, from its history."""
+    return Counter(run.result.get("refused")) | Counter(each["reason"] for each in refusals(run))
+
+
+def refusals(run: RunRecord) -> list[Refusal]:
+    """The updates that the server refused; none for a run of a version that did not record their clients."""
+    rounds = {line["round"]: line.get("refused", []) for line in run.history}
+    return [each for found in rounds.values() for each in found]
+
+
 def remarks(run: RunRecord) -> list[str]:
     """The updates that the server refused, and the privacy that the clients spent."""
     found = []
-    if refused := run.result.get("refused"):
-        found.append("updates refused: " + ", ".join(f"{reason} ({count})" for reason, count in refused.items()))
+    if counts := refused(run):
+        found.append("updates refused: " + ", ".join(f"{reason} ({count})" for reason, count in counts.items()))
     if spent := run.result.get("privacy"):
         loss = f"ε = {spent['epsilon']:.3g} at δ = {spent['delta']:g}"
         found.append(f"privacy spent: {loss} by the client with the most updates ({spent['updates']:g})")

@@ -20,10 +20,11 @@ MEASURES: Mapping[str, tuple[str, Callable[[float | None], str]]] = {
     "MB up": ("bytes_up", megabytes),
     "MB down": ("bytes_down", megabytes),
 }
-_ABOUT_MEASURES = (
-    " Last: the last evaluation. Negative: share of the coefficients below zero."
-    " MB: 10⁶ bytes sent by and to the clients."
-)
+_ABOUT_MEASURES = {
+    "Last": "Last: the last evaluation.",
+    "Negative": "Negative: share of the coefficients below zero.",
+    "MB up": "MB: 10⁶ bytes sent by and to the clients.",
+}
 _HEADS = {
     "dirichlet": "Dir(α): how unevenly the classes are divided between the clients; 0.1 is very uneven, 1 is less so.",
     "delay_sigma": "σ: delay of the updates in rounds, as the scale of a half-normal distribution.",
@@ -67,17 +68,18 @@ class Table:
 def results(grid: Grid, panel: Panel, *, measures: bool = True) -> Table:
     """The accuracy of every cell. A panel with one column also has the other measures of its runs."""
     one = len(panel.columns) == 1 and measures
+    shown = _shown_measures(panel) if one else []
     rows = []
     for row, label in panel.rows.items():
         entries = _accuracies(panel, row)
         if one:
             cell = panel.at(row, 0)
-            entries += _measures(panel, cell)
+            entries += [_measure(panel, cell, head) for head in shown]
             status = next((run.status for run in cell.runs if run.status), "")
             rows.append(Row(label, entries, row in leaders(panel, 0), status, _row_notes(grid, cell)))
         else:
             rows.append(Row(label, entries))
-    return Table(_heading(panel), [*panel.heads, *(MEASURES if one else ())], rows)
+    return Table(_heading(panel), [*panel.heads, *shown], rows)
 
 
 def _heading(panel: Panel) -> str:
@@ -110,12 +112,16 @@ def _accuracy(panel: Panel, row: str, column: int) -> Entry:
     )
 
 
-def _measures(panel: Panel, cell: Cell) -> list[Entry]:
-    last, others = cell.spread("last_accuracy"), [each.spread("last_accuracy") for each in panel.cells.values()]
-    texts = [shown(mean_of([getattr(run, number) for run in cell.runs])) for number, shown in MEASURES.values()]
-    return [
-        Entry(head, text, head == "Last" and is_best(last, others)) for head, text in zip(MEASURES, texts, strict=True)
-    ]
+def _shown_measures(panel: Panel) -> list[str]:
+    """The measures of a panel. The share of negative coefficients is one only if a method has coefficients."""
+    searched = any(run.negative_share is not None for run in panel.runs)
+    return [head for head in MEASURES if searched or head != "Negative"]
+
+
+def _measure(panel: Panel, cell: Cell, head: str) -> Entry:
+    number, shown = MEASURES[head]
+    best = head == "Last" and is_best(cell.spread(number), [each.spread(number) for each in panel.cells.values()])
+    return Entry(head, shown(mean_of([getattr(run, number) for run in cell.runs])), best)
 
 
 def _row_notes(grid: Grid, cell: Cell) -> list[str]:
@@ -183,8 +189,9 @@ def table_notes(grid: Grid, panel: Panel) -> list[str]:
     """All notes below the table of results."""
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
     small = " Small: the paper’s number." if any(cell.entry.get("paper") for cell in grid.cells) else ""
-    measures = _ABOUT_MEASURES if len(panel.columns) == 1 else ""
-    return [*heads, legend(grid) + measures + small, *footnotes(grid)]
+    measures = [_ABOUT_MEASURES[head] for head in _shown_measures(panel) if head in _ABOUT_MEASURES]
+    about = " ".join([legend(grid), *(measures if len(panel.columns) == 1 else [])])
+    return [*heads, about + small, *footnotes(grid)]
 
 
 def cost(panel: Panel, requested: float | None) -> Table:

@@ -1,18 +1,52 @@
-"""Warnings about results of a grid that may not be comparable, or do not have the setting of its title."""
+"""Warnings about a grid: refused updates, and results that may not be comparable or do not have its setting."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from feddle.records import RunRecord
 from feddle.report.grid import Grid
-from feddle.report.numbers import listed
-from feddle.report.setting import packages
+from feddle.report.numbers import counted, listed
+from feddle.report.setting import packages, refusals, refused
 
 _MOST = 4  # names in a list
+_MOST_CLIENTS = 5
+_DIVERGED = "Training diverges at these clients: lower training.lr."
+_ADVICE = {
+    "too long": (
+        "The norm of such an update exceeds checks.max_norm_ratio times the median norm of the last updates (until 20"
+        " have arrived, times the norm of the model). If these clients are honest, raise checks.max_norm_ratio, or set"
+        " it to null."
+    ),
+    "not a number": _DIVERGED,
+    "infinite": _DIVERGED,
+}
+_OTHER_ADVICE = "Check that these clients run the same model and the same version of feddle as the server."
 
 
 def warnings(grid: Grid) -> list[str]:
     """All warnings about a grid."""
-    return [*_setting(grid), *_makers(grid.runs), *_contents(grid.runs), *_seeds(grid)]
+    return [*_refusals(grid), *_setting(grid), *_makers(grid.runs), *_contents(grid.runs), *_seeds(grid)]
+
+
+def _refusals(grid: Grid) -> list[str]:
+    """For each reason: how many updates were refused, of which rows, from which clients, and what to do."""
+    counts = [(cell.name, refused(run)) for cell in grid.cells for run in cell.runs]
+    several = len({str(run.config.get("seed")) for run in grid.runs}) > 1  # then a number is not one client
+    found = []
+    for reason in dict.fromkeys(reason for _, each in counts for reason in each):
+        total = sum(each[reason] for _, each in counts)
+        rows = listed([name for name, each in counts if each[reason]], _MOST)
+        clients = Counter(
+            f"client {each['client']}" + (f" of seed {run.config.get('seed')}" if several else "")
+            for run in grid.runs
+            for each in refusals(run)
+            if each["reason"] == reason
+        )
+        names = [f"{name} ({count})" for name, count in clients.most_common()]
+        origin = f", from {counted(len(names), 'client')}: {listed(names, _MOST_CLIENTS)}" if names else ""
+        what = f"The server refused {counted(total, 'update')} of {rows}{origin}. Reason: {reason}."
+        found.append(f"{what} {_ADVICE.get(reason, _OTHER_ADVICE)}")
+    return found
 
 
 def _setting(grid: Grid) -> list[str]:

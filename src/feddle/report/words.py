@@ -113,7 +113,8 @@ def _unfinished(grid: Grid) -> list[str]:
     open_cells = [cell.name for cell in grid.cells if cell.accuracy is not None and not cell.is_final]
     if left or len(waiting) > _FEW:
         done = sum(cell.is_final for cell in grid.cells)
-        out = f", {left} left out because their data or model is not available here (listed below)" if left else ""
+        whose = "its" if left == 1 else "their"
+        out = f", {left} left out because {whose} data or model is not available here (listed below)" if left else ""
         return [f"{done} of {len(grid.cells)} cells are finished{out}."]
     sentences = []
     if waiting and len(waiting) < len(grid.cells):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,6 +109,15 @@ def test_what_is_no_table_of_tensors_is_refused_with_a_reason(tmp_path: Path, fi
     (tmp_path / file).write_bytes(content)
     with pytest.raises(Unusable, match=file):
         read_checkpoint(tmp_path / file)
+
+
+def test_a_program_of_torchscript_is_refused_without_a_warning_or_bad_advice(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
+        for name in ("constants.pkl", "data.pkl", "version"):
+            file.writestr(f"a/{name}", "3")
+    with pytest.raises(Unusable, match=r"it is a program, not a table of tensors") as caught:
+        read_checkpoint(tmp_path / "a.pth")
+    assert "weights_only" not in str(caught.value)
 
 
 def free_readers(code: str) -> list[int]:

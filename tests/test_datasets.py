@@ -308,6 +308,13 @@ def test_jpegs_are_decoded_in_the_order_of_class_and_name(tmp_path: Path, inside
     assert chest_greys(arrays) == CHEST_DECODED
 
 
+def test_a_pipe_among_jpegs_is_not_opened(tmp_path: Path) -> None:
+    write_chest(tmp_path)
+    os.mkfifo(tmp_path / "train" / "NORMAL" / "pipe.jpeg")
+    with pytest.raises(Unusable, match=r"pipe.jpeg is no regular file"):
+        jpegs_hash(jpeg_files(tmp_path))
+
+
 def spoilt(**changes: bytes) -> dict[str, bytes]:
     return {**idx_files(), **{name.replace("_", "-"): content for name, content in changes.items()}}
 

@@ -6,7 +6,9 @@ import io
 import json
 import os
 import pickle
+import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,15 @@ def test_what_is_no_table_of_tensors_is_refused_with_a_reason(tmp_path: Path, fi
     (tmp_path / file).write_bytes(content)
     with pytest.raises(Unusable, match=file):
         read_checkpoint(tmp_path / file)
+
+
+def test_a_program_of_torchscript_is_refused_without_a_warning_or_bad_advice(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
+        for name in ("constants.pkl", "data.pkl", "version"):
+            file.writestr(f"a/{name}", "3")
+    with pytest.raises(Unusable, match=r"it is a program, not a table of tensors") as caught:
+        read_checkpoint(tmp_path / "a.pth")
+    assert "weights_only" not in str(caught.value)
 
 
 def free_readers(code: str) -> list[int]:
@@ -470,6 +481,10 @@ def test_any_lora_config_of_peft_works(tmp_path: Path, adapters: Adapters, numbe
     [
         (Adapters(target_modules=["nothing"]), "does not fit.*No modules"),
         (Adapters(options={"rnak": 3}), "does not fit.*rnak"),
+        (Adapters(target_modules="("), "regular expression in model.lora is not valid .missing ., unterminated"),
+        (Adapters(options={"bias": "nosuch"}), "does not fit.*nosuch"),
+        (Adapters(options={"rank_pattern": 3}), "does not fit.*AttributeError"),
+        (Adapters(rank=100_000_000), "above the 64 numbers of the widest layer"),
     ],
 )
 def test_adapters_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, adapters: Adapters, told: str) -> None:
@@ -478,14 +493,42 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, adapte
     assert "\n" not in str(caught.value)
 
 
-def damage_shape(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 32}))
+Damage = Callable[[Path], object]
 
 
-def damage_layers(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": LAYERS + 1}))
+def written(name: str, content: str | bytes) -> Damage:
+    """Replace a file of the folder."""
+    return lambda folder: (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def settings(name: str = "config.json", **changes: Any) -> Damage:
+    """Change keys in a JSON file of the folder."""
+    return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
+
+
+def cut(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+
+
+def garbled_header(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:8] + b"\xff" * 40 + whole[48:])
+
+
+def other_shapes(folder: Path) -> None:
+    named = read_checkpoint(folder / "model.safetensors")
+    save_file({name: torch.zeros(3, 2) for name in named}, folder / "model.safetensors", {"format": "pt"})
+
+
+def pipe(name: str) -> Damage:
+    """Replace a file by a named pipe, which blocks whoever opens it."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
 
 
 def only_a_pickle(folder: Path) -> None:
@@ -499,19 +542,64 @@ def bring_code(folder: Path) -> None:
     (folder / "code.py").write_text("raise SystemExit('it was run')")
 
 
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
-        (bring_code, "cannot load the model"),
-        (damage_shape, "do not fit its config.json"),
-        (damage_layers, "do not fit its config.json.*3.*is missing"),
-        (only_a_pickle, "cannot load the model"),
-        (lambda folder: (folder / "config.json").write_text("{"), "not valid JSON"),
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "no such"}'), "cannot load the model"),
-    ],
-)
-def test_a_folder_that_holds_something_else_is_refused_in_one_line(tmp_path: Path, damage: Any, told: str) -> None:
-    folder = save_vit(tmp_path / "vit")
+PROCESSOR = "preprocessor_config.json"
+WEIGHTS = "model.safetensors"
+DAMAGES: dict[str, tuple[str, Damage, str]] = {
+    "code": ("hugging face", bring_code, "cannot load the model"),
+    "another width": ("hugging face", settings(hidden_size=32), "do not fit its config.json"),
+    "another depth": ("hugging face", settings(num_hidden_layers=LAYERS + 1), "do not fit.*3.*is missing"),
+    "only a pickle": ("hugging face", only_a_pickle, "cannot load the model"),
+    "weights cut": ("hugging face", cut, "cannot load the model.*incomplete metadata.*save it again"),
+    "weights empty": ("hugging face", written(WEIGHTS, ""), "cannot load the model.*header too small"),
+    "weights garbled": ("hugging face", garbled_header, "cannot load the model.*invalid UTF-8"),
+    "weights misshaped": ("hugging face", other_shapes, "do not fit its config.json: vit.embeddings.cls_token"),
+    "no weights": ("hugging face", written(WEIGHTS, "PK\x03\x04 and more text"), "cannot load the model.*header"),
+    "weights are a pipe": ("hugging face", pipe(WEIGHTS), "cannot load the model.*no file named"),
+    "config empty": ("hugging face", written("config.json", ""), "config.json is not valid JSON"),
+    "config cut": ("hugging face", written("config.json", "{"), "config.json is not valid JSON"),
+    "config nested": ("hugging face", written("config.json", "[" * 100_000), "config.json is not valid JSON"),
+    "config in bytes": ("hugging face", written("config.json", b"\xff\xfe"), "config.json is not valid JSON"),
+    "config a list": ("hugging face", written("config.json", "[1]"), "must hold a table of settings, got list"),
+    "config without keys": ("hugging face", written("config.json", "{}"), "cannot load the model.*model_type"),
+    "config is a pipe": ("hugging face", pipe("config.json"), "there is no .*config.json"),
+    "unknown type": ("hugging face", settings(model_type="nosuch"), "cannot load the model.*nosuch"),
+    "list of types": ("hugging face", settings(model_type=["vit"]), "cannot load the model.*TypeError"),
+    "width in words": (
+        "hugging face",
+        settings(hidden_size="wide"),
+        "cannot load.*'hidden_size' expected int, got str",
+    ),
+    "no width": ("hugging face", settings(hidden_size=0), "cannot load the model"),
+    "no heads": ("hugging face", settings(num_attention_heads=0), "cannot load the model.*ZeroDivisionError"),
+    "unknown function": ("hugging face", settings(hidden_act="nosuch"), "cannot load the model.*KeyError: 'nosuch'"),
+    "processor empty": ("hugging face", written(PROCESSOR, ""), "preprocessor_config.json is not valid JSON"),
+    "processor a list": ("hugging face", written(PROCESSOR, "[1]"), "must hold a table of settings, got list"),
+    "mean in words": ("hugging face", settings(PROCESSOR, image_mean="x"), "image_mean should be a list of 3 numbers"),
+    "one mean": ("hugging face", settings(PROCESSOR, image_mean=0.5), "image_mean should be a list of 3 .* got 0.5"),
+    "two means": (
+        "hugging face",
+        settings(PROCESSOR, image_mean=[0.5] * 2),
+        "image_mean .* got .0.5, 0.5.; correct it",
+    ),
+    "no numbers": (
+        "hugging face",
+        settings(PROCESSOR, image_std=[None] * 3),
+        "image_std should be a list of 3 numbers",
+    ),
+    "no deviation": ("hugging face", settings(PROCESSOR, image_std=[0, 1, 1]), "a list of 3 numbers above 0, got"),
+    "timm's weights cut": ("timm", cut, "model.safetensors is broken"),
+    "timm's weights misshaped": ("timm", other_shapes, "patch_embed.proj.weight.* missing or misshaped"),
+    "timm's weights are a pipe": ("timm", pipe(WEIGHTS), "it holds no model.safetensors"),
+    "timm's mean": ("timm", settings(pretrained_cfg={"mean": "x"}), "config.json: image_mean should be a list"),
+    "timm's heads": ("timm", settings(model_args={"num_heads": "x"}), "cannot load the model.*expected int, got str"),
+}
+
+
+@pytest.mark.parametrize(("layout", "damage", "told"), DAMAGES.values(), ids=DAMAGES)
+def test_a_folder_that_holds_something_else_is_refused_in_one_line(
+    tmp_path: Path, layout: str, damage: Damage, told: str
+) -> None:
+    folder = save_vit(tmp_path / "vit", layout)
     damage(folder)
     with pytest.raises(FeddleError, match=told) as caught:
         load_classifier(folder, 5)

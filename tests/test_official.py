@@ -191,6 +191,12 @@ def test_femnist_is_parsed_again_only_when_its_files_change(tmp_path: Path, data
     assert len(list(data.glob("*"))) == 1
 
 
+def test_a_pipe_among_leafs_files_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(write_leaf(tmp_path / "all_data", writers("a", "b", labels=[1, 2])) / "all_data_1.json")
+    with pytest.raises(FeddleError, match=r"all_data_1.json is no regular file"):
+        open_data(config_of("femnist", tmp_path).data)
+
+
 def test_femnist_with_leafs_own_split(tmp_path: Path) -> None:
     write_leaf(tmp_path / "train", writers("a", "b", "c", labels=[1, 2, 3]), "all_data_0_train_9.json")
     write_leaf(tmp_path / "test", writers("a", "b", "c", labels=[4]), "all_data_0_test_9.json")

@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
+import shutil
+import struct
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -215,6 +219,27 @@ def folders(*names: str, images: Sequence[str] = ()) -> Callable[[Path], str]:
     return write
 
 
+def pipe(name: str) -> Callable[[Path], str]:
+    """A named pipe, which blocks whoever opens it, and images of two classes in the folder `mine`."""
+
+    def write(folder: Path) -> str:
+        folders(images=["a/1.png", "b/1.png"])(folder)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(folder / name)
+        return Path(name).parts[0]
+
+    return write
+
+
+def link(name: str, target: str) -> Callable[[Path], str]:
+    def write(folder: Path) -> str:
+        folders(images=["a/1.png", "b/1.png"])(folder)
+        (folder / name).symlink_to(target)
+        return "mine"
+
+    return write
+
+
 GREY, TWO = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
 MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "missing path": (lambda _: "nothing.csv", "there is no file or folder nothing.csv; correct the path"),
@@ -261,9 +286,33 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         folders(images=["train/a/1.png", "train/b/1.png", "test/c/1.png"]),
         "has no training image of the class 'c'",
     ),
+    "a pipe among the images": (pipe("mine/a/x.png"), "mine/a/x.png is no regular file, or a broken link; remove it"),
+    "a pipe further down": (pipe("mine/a/more/x.png"), "more/x.png is no regular file, or a broken link; remove it"),
+    "a device": (link("mine/a/x.png", "/dev/zero"), "mine/a/x.png is no regular file, or a broken link; remove it"),
+    "a broken link": (link("mine/a/x.png", "gone.png"), "mine/a/x.png is no regular file, or a broken link; remove it"),
+    "a pipe in a table": (
+        lambda f: broken_table(f, cell(7, 0, pipe("mine/x.png")(f) + "/x.png")),
+        "mine/x.png is no regular file; correct its path or leave it out",
+    ),
+    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "mine.csv is neither a regular file nor a folder"),
+    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "mine.npz is neither a regular file nor a folder"),
     "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "has too few images (2) to hold out 0.2 of them"),
     "not an archive": (file_with("mine.npz", b"PK nothing"), "as a NumPy archive without pickled objects"),
-    "pickles": (archive(images=np.array([{}], dtype=object), labels=TWO), "Object arrays cannot be loaded"),
+    "pickles": (
+        archive(images=np.array([{}], dtype=object), labels=TWO),
+        "it holds Python objects; save plain arrays of numbers or text",
+    ),
+    "large header": (archive(images=np.zeros(4, [("a" * 20_000, "u1")]), labels=TWO), "save plain arrays of numbers"),
+    "no rows at all": (archive(images=np.uint8(1), labels=TWO), "images is a single value; it should have a row for"),
+    "no row of labels": (archive(images=GREY, labels=np.int64(1)), "labels is a single value"),
+    "no rows in a split": (
+        archive(train_images=GREY, train_labels=TWO, test_images=np.uint8(1), test_labels=np.int64(1)),
+        "test_images is a single value",
+    ),
+    "no labels in a split": (archive(train_images=GREY, train_labels=np.int64(1)), "train_labels is a single value"),
+    "no images": (archive(images=GREY[:0], labels=TWO[:0]), "mine.npz holds no images"),
+    "no height": (archive(images=GREY[:, :0], labels=TWO), "images should have the shape (n, height, width), with"),
+    "no pixels": (archive(images=GREY[:, :0, :0, None], labels=TWO), "not (4, 0, 0, 1)"),
     "other arrays": (archive(pictures=GREY), "mine.npz holds pictures; it should hold images and labels"),
     "no labels": (archive(images=GREY), "mine.npz has no labels; add that array"),
     "floats": (archive(images=GREY / 255, labels=TWO), "images should be uint8 (0 to 255), not float64"),
@@ -330,6 +379,14 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:60])
 
 
+def bomb(path: Path) -> None:
+    """The beginning of a PNG file of 144 million pixels, of which Pillow warns."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 12_000, 12_000, 8, 0, 0, 0, 0)
+    content = b"IDAT" + zlib.compress(bytes(100))
+    chunks = [struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in (header, content)]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
 def deep(path: Path) -> None:
     Image.fromarray(np.full((30, 30), 40_000, dtype=np.uint16)).save(path)
 
@@ -339,6 +396,7 @@ def deep(path: Path) -> None:
     [
         (lambda path: path.write_bytes(b"no image"), "(cannot identify image file); repair it or leave it out"),
         (cut, "cannot read the image"),
+        (bomb, "truncated"),
         (deep, "has more than 8 bits per channel; save it with 8"),
     ],
 )
@@ -594,6 +652,30 @@ def test_a_hugging_face_dataset_of_splits(tmp_path: Path) -> None:
     assert (said.code, said.err.count("\n"), "as a Hugging Face dataset on disk" in said.err) == (2, 1, True)
 
 
+@pytest.mark.parametrize("column", ["label", "client"])
+@pytest.mark.parametrize("kind", [hf.Image(), hf.Sequence(hf.Value("int64"))], ids=["images", "lists"])
+def test_a_column_of_no_single_values_is_refused(tmp_path: Path, column: str, kind: Any) -> None:
+    whole = dataset(list(COLOURS) * 4, clients=[0] * 12)
+    values = whole["image"] if isinstance(kind, hf.Image) else [[1, 2]] * 12
+    features = hf.Features({**whole.features, column: kind})
+    hf.Dataset.from_dict({**whole.to_dict(), column: list(values)}, features=features).save_to_disk(tmp_path / "mine")
+    said = run_feddle("run", "--data", "mine", "-q")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert f"mine: the column {column} should hold numbers or text, not" in said.err
+
+
+def test_splits_with_labels_of_different_types_are_refused(tmp_path: Path) -> None:
+    colours = list(COLOURS) * 4
+    for kind in (hf.Value("string"), hf.Value("int64"), hf.ClassLabel(names=list(reversed(COLOURS)))):
+        test = dataset(colours).cast_column("label", hf.Value("int64")).cast_column("label", kind)
+        shutil.rmtree(tmp_path / "mine", ignore_errors=True)
+        hf.DatasetDict(train=dataset(colours), test=test).save_to_disk(tmp_path / "mine")
+        said = run_feddle("run", "--data", "mine", "-q")
+        assert (said.code, said.err.count("\n")) == (2, 1)
+        assert f"the column label is {kind} in test, but ClassLabel(names=['amber'" in said.err
+        assert "in train; cast one of them to the type of the other" in said.err
+
+
 # --- decoding when used
 
 
@@ -629,6 +711,18 @@ def test_what_is_kept_does_not_change_what_is_taken(
         assert labels.tolist() == batch
         red = ((inputs[:, 0].amax((1, 2)) + 1) * 127.5).round() if batch else torch.empty(0)
         assert red.tolist() == [10 + 3 * i for i in batch]
+
+
+def test_an_image_that_pillow_warns_of_is_decoded_in_silence(tmp_path: Path) -> None:
+    gradient = Image.linear_gradient("L").resize((30, 30)).convert("P")
+    gradient.save(tmp_path / "clear.png", transparency=bytes(range(200)))
+    assert Files.of(tmp_path, ["clear.png"]).decode(0, 28, 3).shape == (3, 28, 28)  # warnings are errors here
+
+
+def test_a_pipe_that_takes_the_place_of_an_image_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(FeddleError, match=r"x.png is no regular file, or it is missing; leave it out"):
+        Files.of(tmp_path, ["x.png"]).decode(0, 28, 3)
 
 
 def test_large_photos_and_grey_ones_become_what_is_asked_for(tmp_path: Path) -> None:

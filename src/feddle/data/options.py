@@ -124,8 +124,10 @@ class Own:
 
     def missing(self) -> str | None:
         """See `Source`."""
-        if self.place.exists():
+        if self.place.is_dir() or self.place.is_file():  # a named pipe would block whoever opens it
             return None
+        if self.place.exists():
+            return f"{self.place} is neither a regular file nor a folder; correct data.path"
         return f"there is no file or folder {self.place} to read the data from; correct data.path"
 
     def fetch(self, *, quiet: bool = False) -> None:

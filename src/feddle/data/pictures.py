@@ -4,6 +4,7 @@ import io
 import math
 import mmap
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,9 @@ class Files:
         missing = [i for i, name in enumerate(self.names) if not os.path.isfile(os.path.join(root, name))]  # noqa: PTH113, PTH118
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise FeddleError(f"there is no image file {self.path(missing[0])}{more}; correct its path or leave it out")
+            path = self.path(missing[0])
+            wrong = f"{path} is no regular file" if path.exists() else f"there is no image file {path}"
+            raise FeddleError(f"{wrong}{more}; correct its path or leave it out")
 
 
 def require_pillow(name: str) -> None:
@@ -72,8 +75,11 @@ def decode_picture(source: Path | io.BytesIO, size: int, channels: int, name: st
     """An image file as bytes (channels, size, size): grey or colour as asked, resized bilinearly with antialiasing."""
     from PIL import Image
 
+    if isinstance(source, Path) and not source.is_file():  # a named pipe would block whoever opens it
+        raise FeddleError(f"the image {name} is no regular file, or it is missing; leave it out")
     try:
-        with Image.open(source) as image:
+        # The warnings are about images that are decoded all the same; what cannot be decoded is an error.
+        with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
             if image.mode[0] in "IF":
                 raise FeddleError(f"the image {name} has more than 8 bits per channel; save it with 8")
             mode = "L" if channels == 1 else "RGB"

@@ -24,14 +24,15 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
 def read_checkpoint(path: Path) -> Tensors:
     """The tensors of a .safetensors file, of torch's own format (.pth, .pt, .bin), or of a plain pickle (.pkl)."""
     try:
-        match path.suffix:
-            case ".safetensors":
-                found: object = load_file(path)
-            case ".pkl":
-                with path.open("rb") as file:
-                    found = TensorUnpickler(file).load()
-            case _:
-                found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):  # torch warns of deprecated formats, and before some errors
+            match path.suffix:
+                case ".safetensors":
+                    found: object = load_file(path)
+                case ".pkl":
+                    with path.open("rb") as file:
+                        found = TensorUnpickler(file).load()
+                case _:
+                    found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise Unusable(f"{path.name} cannot be read ({error.strerror or error})") from error
     except pickle.UnpicklingError as error:
@@ -40,6 +41,8 @@ def read_checkpoint(path: Path) -> Tensors:
         raise Unusable(f"{path.name} is not read: {reason}") from error
     except Exception as error:  # a broken pickle can end in nearly any error
         reason = (str(error).splitlines() or ["no reason given"])[0]
+        if "weights_only" in reason:  # here too, torch's own message advises to load it unsafely
+            reason = "it is a program, not a table of tensors"
         raise Unusable(f"{path.name} is broken ({type(error).__name__}: {reason})") from error
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise Unusable(f"{path.name} holds {type(found).__name__}, not a table of tensors")
@@ -62,9 +65,7 @@ def _load_storage(content: bytes) -> Any:
 
 
 def _rebuild_tensor(storage: Any, offset: int, size: Any, stride: Any, *_: Any) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the file format has typed storages, which are deprecated
-        return torch.empty(0, dtype=storage.dtype).set_(storage.untyped(), offset, size, stride)
+    return torch.empty(0, dtype=storage.dtype).set_(storage.untyped(), offset, size, stride)
 
 
 _GLOBALS = {

@@ -29,13 +29,15 @@ def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
         width, channels, patch, _ = state["patch_embed.proj.weight"].shape
         side = isqrt(state["pos_embed"].shape[1] - 1)
         hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, IndexError) as error:
+        wrong = "one of patch_embed.proj.weight, pos_embed and blocks.0.mlp.fc1.weight is missing or misshaped"
         name = f"timm's {settings['architecture']}"
-        raise FeddleError(f"{name} is not a plain ViT (expected {error}); save it with transformers instead") from error
+        raise FeddleError(f"{name} is not a plain ViT: {wrong}; save it with transformers instead") from error
+    said = settings.get("model_args")
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[1] for name in state if name.startswith("blocks.")}),
-        "num_attention_heads": settings.get("model_args", {}).get("num_heads", max(1, width // _HEAD_WIDTH)),
+        "num_attention_heads": (said if isinstance(said, dict) else {}).get("num_heads", max(1, width // _HEAD_WIDTH)),
         "intermediate_size": hidden,
         "image_size": side * patch,
         "patch_size": patch,

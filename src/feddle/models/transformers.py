@@ -2,6 +2,9 @@
 
 import inspect
 import json
+import math
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -12,8 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddle.core.errors import FeddleError
-from feddle.data.source import Unusable
+from feddle.core.errors import FeddleError, one_line
+from feddle.data.source import Unusable, find_file
 from feddle.models.checkpoints import read_checkpoint
 from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
@@ -96,7 +99,7 @@ def load_classifier(
     The folder holds config.json and safetensors, in Hugging Face's layout or, for a ViT, in timm's.
     """
     transformers = _import("transformers")
-    settings = _read_config(folder)
+    settings = _read_table(folder / "config.json")
     try:
         with _silent(transformers):
             model, loading = _load(transformers, folder, settings, classes)
@@ -104,9 +107,9 @@ def load_classifier(
         raise
     except Unusable as error:
         raise FeddleError(f"the weights in {folder} cannot be used: {error}") from error
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FeddleError(f"transformers cannot load the model in {folder}: {reason}") from error
+    except Exception as error:  # a damaged file makes the library raise errors of many kinds
+        failed = f"transformers cannot load the model in {folder} ({_in_words(error)})"
+        raise FeddleError(f"{failed}; save it again with transformers, or set model.path to another folder") from error
     fresh = _check(model, loading, folder)
     if adapters is not None:
         _add_adapters(model, adapters, fresh, folder)
@@ -117,13 +120,14 @@ def load_classifier(
         raise FeddleError(f"the model in {folder} takes {expected} channels, got {channels}; set data.channels")
     resizable = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
     resized = resizable and image_size not in (None, getattr(model.config, "image_size", None))
-    return Classifier(model, inputs=Standardise(*_mean_and_deviation(folder, settings)), padding=None, resized=resized)
+    inputs = Standardise(*_mean_and_deviation(folder, settings, channels))
+    return Classifier(model, inputs=inputs, padding=None, resized=resized)
 
 
 def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes: int) -> tuple[Any, Any]:
     """A transformers classifier with the folder's weights and a fresh head; and transformers' report on the loading."""
     if "architecture" in settings and "model_type" not in settings:  # timm's names
-        state = read_checkpoint(folder / "model.safetensors")
+        state = read_checkpoint(find_file(folder, "model.safetensors"))
         config = transformers.ViTConfig(**config_of_timm(state, settings), num_labels=classes)
         kind, place, weights = transformers.ViTForImageClassification, None, state_from_timm(state)
     else:
@@ -170,6 +174,10 @@ def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path)
     targets = adapters.target_modules if adapters.target_modules is not None else _query_and_value(model, folder)
     # the head is trained itself
     options = {"exclude_modules": [name for name, _ in _outside_base(model)], **adapters.options}
+    widest = max(max(parameter.shape, default=0) for parameter in model.parameters())
+    if adapters.rank > widest:
+        above = f"model.lora.rank is {adapters.rank}, above the {widest} numbers of the widest layer in {folder}"
+        raise FeddleError(f"{above}; a rank from 1 to 64 is usual")
     try:
         config = peft.LoraConfig(
             r=adapters.rank,
@@ -179,8 +187,12 @@ def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path)
             **options,
         )
         peft.inject_adapter_in_model(config, model)
-    except (TypeError, ValueError) as error:
-        raise FeddleError(f"model.lora does not fit the model in {folder}: {str(error).splitlines()[0]}") from error
+    except re.error as error:
+        wrong = f"a regular expression in model.lora is not valid ({error}), probably target_modules"
+        raise FeddleError(f"{wrong}; correct it, or give a list of names") from error
+    except Exception as error:  # peft takes any option, and finds out late that a value is impossible
+        wrong = f"model.lora does not fit the model in {folder} ({_in_words(error)})"
+        raise FeddleError(f"{wrong}; correct its target_modules or options") from error
     base = f"{model.base_model_prefix}."
     for name, parameter in model.named_parameters():
         if not name.startswith(base) or name.replace(".base_layer", "") in fresh:
@@ -197,26 +209,48 @@ def _query_and_value(model: nn.Module, folder: Path) -> list[str]:
     return found
 
 
-def _mean_and_deviation(folder: Path, settings: Mapping[str, Any]) -> tuple[Sequence[float], Sequence[float]]:
+def _mean_and_deviation(folder: Path, settings: Mapping[str, Any], channels: int) -> list[Sequence[float]]:
     """The statistics of the images that the weights were trained on; ViT's if the folder has none."""
-    found = settings.get("pretrained_cfg", settings)
-    if (folder / "preprocessor_config.json").is_file():
-        found = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
-    mean, deviation = found.get("image_mean", found.get("mean")), found.get("image_std", found.get("std"))
-    return mean or _HALVES, deviation or _HALVES
+    file = folder / "preprocessor_config.json"
+    if file.is_file():
+        settings = _read_table(file)
+    elif isinstance(settings.get("pretrained_cfg"), dict):  # in timm's layout
+        settings = settings["pretrained_cfg"]
+    statistics = []
+    for key, least in (("mean", -math.inf), ("std", 0.0)):
+        values = settings.get(f"image_{key}", settings.get(key)) or _HALVES
+        numbers = isinstance(values, list | tuple) and all(
+            type(v) in (int, float) and least < v < math.inf for v in values
+        )
+        if not numbers or len(values) not in (1, channels):
+            place = file if file.is_file() else folder / "config.json"
+            expected = f"image_{key} should be a list of {channels} numbers{' above 0' if least == 0 else ''}"
+            raise FeddleError(
+                f"{place}: {expected}, got {one_line(str(values), 60)}; correct it, or save the model again"
+            )
+        statistics.append(values)
+    return statistics
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
+def _read_table(file: Path) -> dict[str, Any]:
+    """The settings in a JSON file."""
+    if not file.is_file():
+        raise FeddleError(f"there is no {file}; set model.path to a folder that transformers saved")
     try:
         settings = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FeddleError(f"there is no {file}; set model.path to a folder that transformers saved") from error
-    except ValueError as error:
-        raise FeddleError(f"{file} is not valid JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise FeddleError(f"{file} is not valid JSON: {error}; save the model again") from error
     if not isinstance(settings, dict):
-        raise FeddleError(f"{file} must hold a table of settings, got {type(settings).__name__}")
+        raise FeddleError(f"{file} must hold a table of settings, got {type(settings).__name__}; save the model again")
     return settings
+
+
+def _in_words(error: Exception) -> str:
+    """An error of a library on one line."""
+    text = " ".join(str(error).split())
+    return one_line(
+        text if isinstance(error, OSError | ValueError) and text else f"{type(error).__name__}: {text}", 200
+    )
 
 
 def _import(name: str) -> Any:
@@ -228,13 +262,14 @@ def _import(name: str) -> Any:
 
 @contextmanager
 def _silent(transformers: Any) -> Iterator[None]:
-    """Hide the library's progress bars and reports; `_check` checks what matters in them."""
+    """Hide the progress bars, reports and warnings of the library; `_check` checks what matters in them."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:

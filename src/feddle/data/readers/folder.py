@@ -65,9 +65,16 @@ def _folders(root: Path) -> list[str]:
 
 def _image_files(folder: Path) -> Iterator[str]:
     """Names of image files in a folder and below it; file browsers leave names that begin with a dot."""
-    for place, below, files in os.walk(folder):
-        below[:] = [name for name in below if not name.startswith(".")]
-        inside = os.path.relpath(place, folder)
-        for name in files:
-            if not name.startswith(".") and name.lower().endswith(ENDINGS):
-                yield name if inside == "." else f"{inside}/{name}"
+    pending = [""]
+    while pending:
+        inside = pending.pop()
+        with os.scandir(folder / inside) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    pending += [] if entry.is_symlink() else [f"{inside}{entry.name}/"]  # a link may lead back
+                elif entry.name.lower().endswith(ENDINGS):
+                    if not entry.is_file():  # a named pipe would block whoever opens it
+                        raise FeddleError(f"the image {entry.path} is no regular file, or a broken link; remove it")
+                    yield f"{inside}{entry.name}"

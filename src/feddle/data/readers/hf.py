@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, one_line
 from feddle.data.collection import Collection
 from feddle.data.pictures import decode_picture, require_pillow
 from feddle.data.readers.csv import Columns, find_splits, labelled_rows
@@ -31,13 +31,24 @@ def read_huggingface(path: Path, columns: Columns) -> Collection:
     splits = find_splits(loaded)
     if "train" not in splits:
         raise FeddleError(f"{path} has the splits {', '.join(map(str, loaded))}, but none that is called train")
+    for name in splits.values():
+        _require_types(str(path), loaded, splits["train"], name)
     whole = datasets.concatenate_datasets([loaded[name] for name in splits.values()])
     of_each = [split for split, name in splits.items() for _ in range(len(loaded[name]))]
     return _from_dataset(str(path), whole, columns.model_copy(update={"split": None}), of_each)
 
 
+def _require_types(path: str, loaded: Any, train: str, other: str) -> None:
+    """Refuse a split that has a column of another type than the training rows."""
+    for column, held in loaded[other].features.items():
+        expected = loaded[train].features.get(column, held)
+        if held != expected and "null" not in (getattr(held, "dtype", None), getattr(expected, "dtype", None)):
+            kinds = f"{one_line(str(held), 80)} in {other}, but {one_line(str(expected), 80)} in {train}"
+            raise FeddleError(f"{path}: the column {column} is {kinds}; cast one of them to the type of the other")
+
+
 def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] | None = None) -> Collection:
-    from datasets import Image
+    from datasets import ClassLabel, Image, Value
 
     dataset = dataset.with_format(None)
     if not len(dataset):
@@ -46,6 +57,12 @@ def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] |
     image = found.pop("image")
     if not isinstance(dataset.features[image], Image):
         raise FeddleError(f"{name}: the column {image} should hold images (datasets.Image); cast it to that")
+    for column in found.values():
+        if not isinstance(dataset.features[column], ClassLabel | Value):
+            kind = type(dataset.features[column]).__name__
+            raise FeddleError(
+                f"{name}: the column {column} should hold numbers or text, not {kind}; choose another one"
+            )
     pictures = Stored(dataset.cast_column(image, Image(decode=False)), image, torch.arange(len(dataset)), name)
     plain = dataset.remove_columns([image])  # so that no image is read for its label
     texts = {column: ["" if v is None else str(v) for v in plain[own]] for column, own in found.items()}

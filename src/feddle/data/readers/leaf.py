@@ -106,6 +106,8 @@ def _files(place: Path) -> list[tuple[bool, Path]]:
 def _people(path: Path) -> Iterator[tuple[str, list[Any], list[int]]]:
     """Each user of a file with its images and labels, checked against the counts in the file."""
     try:
+        if not path.is_file():
+            raise Unusable(f"{path.name} is no regular file")
         content = json.loads(path.read_bytes())
         for user, count in zip(content["users"], content["num_samples"], strict=True):
             data = content["user_data"][user]

@@ -1,5 +1,6 @@
 """NumPy archives of images."""
 
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,11 +31,14 @@ def read_npz(path: Path) -> Collection:
     try:
         with zipfile.ZipFile(path) as file:  # np.load would take a file of one array too, and give something else
             names = file.namelist()
-        with np.load(path, allow_pickle=False) as archive:
+        with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as archive:
             arrays = {name.removesuffix(".npy"): archive[name] for name in names if name.endswith(".npy")}
     except Exception as error:  # a broken archive makes zip, zlib and NumPy raise errors of many kinds
-        raise FeddleError(f"cannot read {path} as a NumPy archive without pickled objects ({error})") from error
-    columns = _columns(arrays)
+        reason = " ".join(str(error).split())
+        if "allow_pickle" in reason:  # which NumPy recommends, but a pickle can run code
+            reason = "it holds Python objects; save plain arrays of numbers or text"
+        raise FeddleError(f"cannot read {path} as a NumPy archive without pickled objects ({reason})") from error
+    columns = _columns(path, arrays)
     if "image" not in columns:
         columns = _joined(path, arrays)
     if "label" not in columns:
@@ -52,11 +56,13 @@ def read_npz(path: Path) -> Collection:
     return labelled_rows(str(path), _pixels(path, images), texts)
 
 
-def _columns(arrays: Mapping[str, Array], split: str = "") -> Columns:
+def _columns(path: Path, arrays: Mapping[str, Array], split: str = "") -> Columns:
     """The columns that the arrays hold, or those of one split."""
     found: Columns = {}
     for column, (long, short) in _NAMES.items():
         for name in (f"{split}_{long}", f"{short}_{split}") if split else (long, short):
+            if name in arrays and not arrays[name].ndim:
+                raise FeddleError(f"{path}: {name} is a single value; it should have a row for each image")
             if name in arrays:
                 found.setdefault(column, arrays[name])
     return found
@@ -64,7 +70,7 @@ def _columns(arrays: Mapping[str, Array], split: str = "") -> Columns:
 
 def _joined(path: Path, arrays: Mapping[str, Array]) -> Columns:
     """The columns of all splits in one; a column that a split does not have is left out."""
-    each = {split: held for split, *_ in SPLITS if "image" in (held := _columns(arrays, split))}
+    each = {split: held for split, *_ in SPLITS if "image" in (held := _columns(path, arrays, split))}
     if "train" not in each:
         usual = "images and labels, or train_images, train_labels, test_images and test_labels"
         raise FeddleError(f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {usual}")
@@ -88,11 +94,12 @@ def _pixels(path: Path, images: Array) -> Tensor:
     """Images as bytes (n, C, H, W), wherever their channels are."""
     if images.dtype != np.uint8:
         raise FeddleError(f"{path}: images should be uint8 (0 to 255), not {images.dtype}; convert them")
-    if images.ndim == 3:
+    dimensions = images.ndim if images.size else 0
+    if dimensions == 3:
         return torch.from_numpy(images[:, None])
-    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
+    if dimensions == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
         return torch.from_numpy(images)
-    if images.ndim == 4 and images.shape[3] in (1, 3):
+    if dimensions == 4 and images.shape[3] in (1, 3):
         return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
     usual = "(n, height, width), with 1 or 3 channels last or after n"
     raise FeddleError(f"{path}: images should have the shape {usual}, not {images.shape}")

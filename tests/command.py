@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from feddle.cli.main import main
+from waiting import wait_until
 
 FEDDLE = (sys.executable, "-m", "feddle")
 PYTHON = (sys.executable, "-c")
@@ -69,7 +71,20 @@ def _captured(name: str, descriptor: int) -> Iterator[Callable[[], str]]:
 
 def run_process(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Said:
     """Run a command, such as `*FEDDLE, "run"` or `*PYTHON, code`, in a process of its own; `env` is added to ours."""
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False, timeout=300
-    )
-    return Said(done.returncode, done.stdout, done.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=stdout, stderr=stderr
+            )
+        wait_for_end(process, out, err)
+        return Said(process.returncode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
+
+
+def wait_for_end(process: "subprocess.Popen[Any]", *outputs: Path) -> None:
+    """Wait until a process has ended; one that is stuck is killed."""
+    try:
+        wait_until(lambda: process.poll() is not None, f"the end of {process.args!r}", *outputs)
+    finally:
+        process.kill()
+        process.wait()

@@ -15,6 +15,7 @@ import torch
 from feddle.run.folder import resume_run, run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
+from waiting import StuckError, wait_until
 
 SMALL: dict[str, Any] = {
     "rounds": 8,
@@ -96,6 +97,12 @@ def in_a_process(config: Config, folder: Path, point: KillPoint) -> bool:
             os._exit(1)
     if point.seconds is not None and not ended_within(point.seconds, child):
         os.kill(child, signal.SIGKILL)
+    try:
+        wait_until(lambda: ended_within(0, child), "the end of a run", folder)
+    except StuckError:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     assert code in (0, -signal.SIGKILL), f"the process ended by itself with {code}"

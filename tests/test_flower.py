@@ -42,7 +42,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from command import PYTHON, run_feddle, run_process
+from command import PYTHON, run_feddle, run_process, wait_for_end
 from feddle.cli.display import FederationDisplay, picture
 from feddle.clients.work import ClientWork
 from feddle.core.durable import write_whole
@@ -68,6 +68,7 @@ from federation.client_data import share
 from federation.model import make_model
 from federation.server_data import held_out_data, server_data
 from needs import linux
+from waiting import LIMIT, patient, wait_until
 
 # --- a grid whose nodes answer by a clock of its own: what real processes cannot show quickly
 
@@ -433,7 +434,7 @@ def test_a_reply_that_comes_slowly_holds_up_nobody(monkeypatch: pytest.MonkeyPat
         replies = list(pull(ids))
         if any(reply.metadata.src_node_id == 12345 for reply in replies):
             pulls.update(ids)
-            assert uploaded.wait(60)
+            assert uploaded.wait(LIMIT)
         return replies
 
     def release(line: dict[str, Any]) -> None:
@@ -464,6 +465,7 @@ END
 """
 
 
+@patient
 @pytest.mark.parametrize("end", ["", "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"])
 def test_a_reply_that_comes_slowly_keeps_no_process_from_ending(end: str) -> None:
     script = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){ENDLESS}".replace("END", end)
@@ -473,7 +475,7 @@ def test_a_reply_that_comes_slowly_keeps_no_process_from_ending(end: str) -> Non
 
 def test_replies_that_come_slowly_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     uploaded, grid = Event(), SmallGrid(Time(), honest, lambda _: NODES)
-    monkeypatch.setattr(grid, "pull_messages", lambda ids: [*ids] if uploaded.wait(60) else [])
+    monkeypatch.setattr(grid, "pull_messages", lambda ids: [*ids] if uploaded.wait(LIMIT) else [])
     pulls = Pulls(grid, patience=0.05, at_once=2)
     assert [pulls.ask(asked) for asked in "abc"] == [[], [], []]
     uploaded.set()
@@ -1137,15 +1139,14 @@ def processes(folder: Path, nodes: int, **options: Any) -> Iterator[LocalFederat
             yield federation
     finally:
         federation.close()
-        assert not living_below(folder)
+        wait_until(lambda: not living_below(folder), "the end of all processes")
 
 
-def wait_for(true: Callable[[], Any], seconds: float, federation: LocalFederation, what: str) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        said = {name: log_of(federation, name)[-1500:] for name in federation.processes}
-        assert time.monotonic() < end, f"{what}: not within {seconds} s; {said}"
-        time.sleep(0.2)
+def wait_for(true: Callable[[], Any], federation: LocalFederation, what: str) -> None:
+    def said() -> dict[str, str]:
+        return {name: log_of(federation, name)[-1500:] for name in federation.processes}
+
+    wait_until(true, what, federation.logs, said=said)
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
@@ -1183,17 +1184,25 @@ WIDTH = '\n\nWIDTH = int(os.environ.get("WIDTH", "32"))\n'
 
 
 @linux
+@patient
 def test_a_short_federation_of_real_processes_refuses_a_client_with_another_model(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    settings = {"out": str(run), "rounds": 2, "clients.count": 2, "training.epochs": 1, "federation.poll": 0.2}
+    settings: dict[str, Any] = {
+        "out": str(run),
+        "rounds": 2,
+        "clients.count": 2,
+        "training.epochs": 1,
+        "federation.poll": 0.2,
+    }
+    settings["federation.cooldown"] = 3600  # on a slow machine too, a client that was refused is not asked again
     with processes(tmp_path / "federation", 0, app=other_app(tmp_path / "app"), secure=False) as federation:
         federation.nodes = 2
         federation.start_node(1)
         federation.start_node(2, variables={"WIDTH": "31"})
         logs = ("node-1", "node-2")
-        wait_for(lambda: all("SuperNode ID" in log_of(federation, name) for name in logs), 100, federation, "two nodes")
+        wait_for(lambda: all("SuperNode ID" in log_of(federation, name) for name in logs), federation, "two nodes")
         federation.start_run(settings)
-        wait_for(lambda: is_finished(run), 150, federation, "the run")
+        wait_for(lambda: is_finished(run), federation, "the run")
     result = json.loads((run / "result.json").read_text())
     assert result["finished"]
     assert [len(line["jobs"]) for line in lines_of(run)] == [1, 1], "nobody waits for a client that was refused"
@@ -1206,6 +1215,7 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
 
 
 @linux
+@patient
 def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second node is registered when the stop comes, but its id is not yet kept."""
     federation, kept = LocalFederation(tmp_path, 3), tmp_path / "nodes.json"
@@ -1229,7 +1239,7 @@ def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.Mo
         federation._register()
     finally:
         federation.close()
-        assert not living_below(tmp_path)
+        wait_until(lambda: not living_below(tmp_path), "the end of all processes")
     known = json.loads(kept.read_text())
     assert known["1"] == first["1"]
     assert len(set(known.values())) == 3
@@ -1261,7 +1271,7 @@ REAL: dict[str, Any] = {
 
 @linux
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@patient
 def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to_it(tmp_path: Path) -> None:
     run, settings = tmp_path / "run", {"out": str(tmp_path / "run"), **REAL}
 
@@ -1274,9 +1284,9 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
 
     with processes(tmp_path / "federation", 3, app=app_with_a_slow_client(tmp_path / "app")) as federation:
         federation.start_run(settings)
-        wait_for(version(2), 300, federation, "two merges")
+        wait_for(version(2), federation, "two merges")
         federation.kill("node-3")
-        wait_for(version(3), 200, federation, "a merge without node 3")
+        wait_for(version(3), federation, "a merge without node 3")
 
         status = json.loads((run / "status.json").read_text())
         os.kill(status["pid"], signal.SIGKILL)
@@ -1284,14 +1294,14 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
         before = lines_of(run)
         assert [node["node"] for node in status["nodes"]] == [str(i) for i in sorted(federation.node_ids.values())]
         federation.start_node(3)
-        wait_for(third_is_back, 200, federation, "node 3")
+        wait_for(third_is_back, federation, "node 3")
         assert not is_finished(run)
 
         federation.start_run(settings)
-        wait_for(version(len(before) + 1), 300, federation, "a merge after the ServerApp was killed")
+        wait_for(version(len(before) + 1), federation, "a merge after the ServerApp was killed")
         federation.kill("superlink")
         federation.start_superlink()
-        wait_for(lambda: is_finished(run), 400, federation, "the rest")
+        wait_for(lambda: is_finished(run), federation, "the rest")
 
     lines, result = lines_of(run), json.loads((run / "result.json").read_text())
     kept = (
@@ -1332,10 +1342,10 @@ def replayed_real(
 
 @linux
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@patient
 def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refused(tmp_path: Path) -> None:
     with processes(tmp_path / "federation", 1) as federation:
-        wait_for(lambda: "SuperNode ID" in log_of(federation, "node-1"), 100, federation, "a node that is registered")
+        wait_for(lambda: "SuperNode ID" in log_of(federation, "node-1"), federation, "a node that is registered")
         federation.certificates.make([], 2)
         federation.start_node(2)
         other = Certificates(tmp_path / "other")
@@ -1343,7 +1353,7 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
         federation.certificates.make([], 3)
         federation.start_node(3, root=other.ca)
         ended = [federation.processes[name] for name in ("node-2", "node-3")]
-        wait_for(lambda: all(process.poll() is not None for process in ended), 150, federation, "two refusals")
+        wait_for(lambda: all(process.poll() is not None for process in ended), federation, "two refusals")
         assert "refused this node: its key is not registered (`flwr supernode register" in log_of(federation, "node-2")
         assert "does not match" in log_of(federation, "node-3")
         assert "use the federation's own ca.crt" in log_of(federation, "node-3")
@@ -1353,7 +1363,7 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
 
 @linux
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@patient
 def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["-o", "rounds=3", "-o", "training.epochs=1", "-o", "federation.poll=0.3"]
@@ -1367,26 +1377,25 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
         str(out),
         *options,
     ]
-    first = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs are started without it
-    )
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        first = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs are started without it
+        )
     try:
-        end = time.monotonic() + 300
-        while not lines_of(out):
-            assert time.monotonic() < end
-            assert first.poll() is None
-            time.sleep(0.2)
+        wait_until(lambda: lines_of(out) or first.poll() is not None, "a merge", out)
+        assert first.poll() is None
         assert len(living_below(out)) >= 4
         first.send_signal(signal.SIGINT)
-        said, _ = first.communicate(timeout=60)
+        wait_for_end(first, log)
     finally:
         first.kill()
-        first.communicate()
+        first.wait()
+    said = log.read_text()
     assert first.returncode == 130
     assert "with TLS and authentication" in said
     assert f"to continue: feddle federation up --nodes 2 --out {out}" in said

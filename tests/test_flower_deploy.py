@@ -15,11 +15,13 @@ import yaml
 import needs
 from command import run_process
 from feddle.flower.certificates import Certificates
+from waiting import patient
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 BIN = Path(sys.executable).parent
+pytestmark = patient
 
 
 def compose() -> dict[str, Any]:

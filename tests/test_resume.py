@@ -37,6 +37,7 @@ from feddle.runtimes.workers import WorkerPool
 from feddle.server import ENOUGH
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
 from needs import linux
+from waiting import patient, wait_until
 
 Whole = Callable[[str], dict[str, Any]]
 
@@ -294,6 +295,7 @@ def test_checks_attacks_and_privacy_go_on_too(tmp_path: Path, setting: str) -> N
 
 
 @linux
+@patient
 @pytest.mark.parametrize(
     ("method", "workers", "points"),
     [
@@ -314,7 +316,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(
 
 @linux
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@patient
 def test_a_hundred_kill_points(tmp_path: Path, whole: Whole) -> None:
     draw = random.Random(7)  # noqa: S311
     methods = list(METHODS)
@@ -337,7 +339,7 @@ def test_a_hundred_kill_points(tmp_path: Path, whole: Whole) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@patient
 def test_a_long_run_stays_as_quick_and_as_small(tmp_path: Path) -> None:
     rounds = 5000
     config = small("feddle", rounds=rounds, checkpoint={"every": 50}, evaluation={"every": 100})
@@ -468,15 +470,14 @@ def test_the_commands_of_a_stopped_run(stopped: Path, whole: Whole) -> None:
 
 
 @linux
+@patient
 def test_two_processes_do_not_run_one_folder(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({**SMALL, "method": "fedavg", "rounds": 100_000, "workers": 2}))
     out = tmp_path / "run"
     with subprocess.Popen([*FEDDLE, "run", config, "-q", "--out", out]) as first:
         try:
-            deadline = time.monotonic() + 60
-            while not (out / "checkpoint" / MANIFEST).exists() and time.monotonic() < deadline:
-                time.sleep(0.05)
+            wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out)
             with pytest.raises(FeddleError, match=rf"another process is running {out}"):
                 resume_run(out, quiet=True)
         finally:

@@ -109,7 +109,7 @@ def test_delays_per_client_stay_and_per_job_change() -> None:
 
 
 def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     partition = even(60_000, clients=1_000_000, seed=0)
     eligible = partition.sizes.nonzero().flatten().numpy()
     server = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"))
@@ -117,7 +117,7 @@ def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
     world = Simulation(server, Scripted(), delays, eligible=eligible, per_round=10, seed=0)
     for _ in range(100):
         world.step()
-    assert time.perf_counter() - began < 30  # seconds; a fifth of that on a quiet core
+    assert time.process_time() - began < 30  # seconds; it takes about a fifth of that
     # what is kept is kept for jobs in flight and for clients that were sampled, not for all
     assert len(server.in_flight) == len(world.state.queue) < 100 * 10
     assert len(server.state.pinned) <= 100

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.runtimes.workers import WorkerPool
 from three_numbers import weights
+from waiting import LIMIT, patient, wait_until
 
-pytestmark = needs.linux
+pytestmark = [needs.linux, patient]
 START = weights(1.0, 2.0, 3.0, buffers=[4.0])
 
 
@@ -32,13 +32,6 @@ def double(job: Job, start: Weights) -> Update:
 
 def pool(work: Work, workers: int = 2, *, horizon: int = 100, ahead: int = 100) -> WorkerPool:
     return WorkerPool(work, START, workers, horizon=horizon, ahead=ahead)
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def logged(path: Path, job: Job) -> None:
@@ -77,15 +70,15 @@ def test_jobs_are_trained_in_order_of_arrival_time(tmp_path: Path) -> None:
 
     def work(job: Job, start: Weights) -> Update:
         logged(log, job)
-        until(gate.exists)
+        wait_until(gate.exists, "the gate")
         return double(job, start)
 
     with pool(work, workers=1) as trainer:
         for client, due in [(0, 9), (1, 5), (2, 3), (3, 5), (4, 4)]:
             trainer.submit(Job(client, 0, 0), START, due)
-        until(log.exists)
+        wait_until(log.exists, "a job", log)
         gate.touch()
-        until(lambda: len(log.read_text().split()) == 5)
+        wait_until(lambda: len(log.read_text().split()) == 5, "five jobs", log)
     # client 0 was taken at once, being the only one; then by time, ties in order of dispatch
     assert log.read_text().split() == ["0", "2", "4", "1", "3"]
 
@@ -115,7 +108,7 @@ def test_finished_updates_that_wait_are_bounded(tmp_path: Path) -> None:
     with pool(work, workers=1, ahead=2) as trainer:
         for client in range(6):
             trainer.submit(Job(client, 0, 0), START, due=client)
-        until(lambda: log.exists() and len(log.read_text().split()) >= 2)
+        wait_until(lambda: log.exists() and len(log.read_text().split()) >= 2, "two jobs", log)
         time.sleep(0.3)
         assert len(log.read_text().split()) == 2
         # one that is wanted is trained all the same
@@ -164,7 +157,7 @@ def test_jobs_that_fail_while_no_room_is_left_are_still_done(tmp_path: Path) -> 
     with pool(work, workers=1, ahead=1) as trainer:
         for client in range(4):
             trainer.submit(Job(client, 0, 0), START, due=3)
-        until(lambda: trainer._tasks[Job(0, 0, 0)].outcome is not None)
+        wait_until(lambda: trainer._tasks[Job(0, 0, 0)].outcome is not None, "an update")
         for client in (3, 2, 1, 0):
             assert trainer.result(Job(client, 0, 0)).job.client == client
 
@@ -176,7 +169,7 @@ def test_a_failure_of_the_listener_is_told_not_waited_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(WorkerPool, "_hear", broken)
     with pool(double) as trainer:
         trainer.submit(Job(1, 0, 0), START, due=0)
-        until(lambda: trainer._broken is not None)  # before anybody waits
+        wait_until(lambda: trainer._broken is not None, "a failure")  # before anybody waits
         with pytest.raises(RuntimeError, match="listens to the workers failed"):
             trainer.result(Job(1, 0, 0))
 
@@ -229,15 +222,15 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         trainer = pool(double).__enter__()
         pids.with_suffix(".partial").write_text(" ".join(str(w.process.pid) for w in trainer._workers))
         pids.with_suffix(".partial").rename(pids)
-        time.sleep(60)
+        time.sleep(LIMIT)
         os._exit(1)
-    until(pids.exists)
+    wait_until(pids.exists, "two workers")
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     left = [Path(f"/proc/{pid}/stat") for pid in pids.read_text().split()]
     assert len(left) == 2
     for stat in left:
-        until(partial(gone, stat))
+        wait_until(partial(gone, stat), "the end of a worker")
 
 
 def gone(stat: Path) -> bool:

@@ -630,10 +630,9 @@ def test_compare_runs_each_method_and_writes_a_page(tiny_file: Path) -> None:
 def test_compare_checks_before_it_trains(tiny_file: Path) -> None:
     out = tiny_file.parent / "all"
     (out / "fedavg").mkdir(parents=True)
-    (out / "fedavg" / "config.yaml").touch()
     held = run_feddle("compare", tiny_file, "--out", out)
     assert (held.code, held.err.count("\n")) == (2, 1)
-    assert "already holds a run" in held.err
+    assert "is not empty (it holds fedavg)" in held.err
     assert not (out / "feddle").exists()
     none = run_feddle("compare", tiny_file, "--methods", " , ")
     assert (none.code, none.err.count("\n")) == (2, 1)

@@ -149,7 +149,7 @@ def test_a_new_run_does_not_mix_with_what_is_left_of_another(stopped: Path, left
     shutil.copy(stopped / "history.jsonl", stopped / "result.json")
     for path in [p for p in stopped.rglob("*") if p.is_file() and p != stopped / left]:
         path.unlink()
-    with pytest.raises(FeddleError, match="already holds a run"):
+    with pytest.raises(FeddleError, match=r"already holds a run|is not empty"):
         run_config(small("fedbuff"), stopped, quiet=True)
 
 
@@ -464,9 +464,9 @@ def test_the_commands_of_a_stopped_run(stopped: Path, whole: Whole) -> None:
     resumed = run_feddle("resume", stopped, "--quiet")
     assert (resumed.code, resumed.err) == (0, "")
     assert "Report: " in resumed.out
+    assert run_feddle("resume", stopped) == Said(0, f"{stopped} is finished; there is nothing to resume\n", "")
     (stopped / "report.html").unlink()
     assert kept(stopped) == whole("feddle")
-    assert run_feddle("resume", stopped) == Said(0, f"{stopped} is finished; there is nothing to resume\n", "")
 
 
 @linux

@@ -19,10 +19,13 @@ RESULT = "result.json"  # Result
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 REPORT = "report.html"
-COMPARISON = "compare.yaml"  # the configs of a comparison, which has a run folder for each method
+# Files of a comparison, which has a run folder for each method
+COMPARISON = "compare.yaml"  # the config of each method
 # Files of a grid, which has a run folder for each cell and seed
 GRID = "grid.json"  # GridRecord
+GRID_LOCK = ".grid.lock"
 CELL = "cell.json"  # CellRecord, in each run folder
+COSTS = "costs.json"  # of the table server-cost, which has no runs
 
 LAST_EVALUATIONS = 5
 _LARGEST = 1e30  # larger numbers would overflow in a chart

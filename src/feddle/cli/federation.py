@@ -112,9 +112,9 @@ def _settings(overrides: tuple[str, ...]) -> dict[str, Any]:
 @folder_argument
 def watch(folder: Path) -> None:
     """Show the nodes, versions, staleness and accuracy of the federation with the run folder DIR."""
-    from feddle.run.load import holds_simulation
+    from feddle.run.load import started_in
 
-    if not folder.is_dir() or holds_simulation(folder):
+    if not folder.is_dir() or started_in(folder) == "run":
         found = "it holds a simulation" if folder.is_dir() else "there is no such folder"
         raise FeddleError(f"{folder}: expected the run folder of a federation, but {found}; check the path")
     with FederationDisplay(folder) as display:

@@ -106,9 +106,11 @@ def compare(methods: str | None, out: Path | None, **options: Any) -> None:
         other = {**options, "overrides": [*options["overrides"], f"method={name}"], "quiet": True}
         configs[name] = own if name == own.method.name else _load(**other)[0]
     out = out or _new_folder(stem)
-    from feddle.run.folder import begin_comparison, run_or_resume
+    from feddle.run.folder import begin_comparison, check_free, run_or_resume
 
-    begin_comparison(out, configs)
+    check_free(out)
+    _fetch(own, quiet=options["quiet"])
+    begin_comparison(out, configs, quiet=options["quiet"])
     _run_all({out / name: config for name, config in configs.items()}, out, run_or_resume, quiet=options["quiet"])
 
 
@@ -134,8 +136,7 @@ def _run_all(
     from feddle.run.trackers import tracking
 
     first = next(iter(configs.values()))  # all have the same data, model and rounds
-    for source in first.sources():  # before the display starts, since a download has its own
-        source.fetch(quiet=quiet)
+    _fetch(first, quiet=quiet)
     try:
         with RunDisplay(first.rounds, quiet=quiet) as display:
             for folder, config in configs.items():
@@ -152,6 +153,12 @@ def _run_all(
     report_on(list(configs), out / REPORT)
 
 
+def _fetch(config: "Config", *, quiet: bool) -> None:
+    """Fetch data and weights before the display starts, since a download has its own progress display."""
+    for source in config.sources():
+        source.fetch(quiet=quiet)
+
+
 @app.command()
 @folder_argument
 @quiet_option
@@ -161,8 +168,10 @@ def resume(folder: Path, quiet: bool) -> None:
 
     configs = {folder / name: config for name, config in comparison(folder).items()}
     if not configs:
-        configs = {folder: RunFolder(folder).config()}
-        if RunFolder(folder).is_finished():
+        held = RunFolder(folder)
+        configs = {folder: held.config()}
+        killed_at_the_end = held.checkpoint.folder.exists() or not (folder / REPORT).exists()
+        if held.is_finished() and not killed_at_the_end:
             click.echo(f"{folder} is finished; there is nothing to resume")
             return
     _run_all(configs, folder, run_or_resume, quiet=quiet)

@@ -15,7 +15,7 @@ from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, t
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
 from feddle.data.source import Source
-from feddle.records import REPORT, read_mapping, write_record
+from feddle.records import COSTS, REPORT, read_mapping, write_record
 from feddle.report.files import csv_text
 from feddle.report.markup import element
 from feddle.report.numbers import counted, duration
@@ -220,17 +220,19 @@ def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
 def _show_server_cost(out: Path, *, listing: bool) -> None:
     """What a round costs the server: count what has not been counted, print it, and write it as a page and as CSV."""
     from feddle.grids.cost import METHODS, measure
+    from feddle.run.folder import check_free
 
     if listing:
         click.echo(f"server-cost counts the merges of {', '.join(METHODS)}. It takes a few minutes on one core.")
         return
-    known = read_mapping(out / "costs.json")
+    check_free(out, "cost table")
+    known = read_mapping(out / COSTS)
     out.mkdir(parents=True, exist_ok=True)
     for method in METHODS:
         if method not in known:
             click.echo(f"counting {method}", err=True)
             known[method] = measure(method)
-            write_record(out / "costs.json", known, indent=1)
+            write_record(out / COSTS, known, indent=1)
     rows = [_cost_texts(known[method]) for method in METHODS]
     print_table(_COST_HEADS, rows)
     write_document(csv_text(list(known.values())), out / "server-cost.csv")

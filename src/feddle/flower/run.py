@@ -27,7 +27,7 @@ from feddle.flower.plan import FederationPlan, make_plan
 from feddle.methods.strategy import Strategy
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, go_to_the_end
-from feddle.run.load import holds_simulation
+from feddle.run.load import started_in
 from feddle.run.problem import Problem
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.flower.client import Data
@@ -97,9 +97,10 @@ def run_in_folder(run: Run[Network], out: Path, listener: Listener | None = None
 
 
 def check_no_simulation(out: Path) -> None:
-    """Refuse the folder of a simulation, which a federation would overwrite."""
-    if holds_simulation(out):
-        raise FeddleError(f"{out} holds a simulation, not a federation; name another folder with out")
+    """Refuse the folder of a simulation or a grid, which a federation would overwrite."""
+    if (kind := started_in(out)) not in ("", "federation"):
+        held = "simulation" if kind == "run" else kind
+        raise FeddleError(f"{out} holds a {held}, not a federation; name another folder with out")
 
 
 def _write_status(run: Run[Network], path: Path, every: float = 0.0) -> None:

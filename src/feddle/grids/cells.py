@@ -142,7 +142,8 @@ class Ended:
 
 def is_done(task: Task) -> bool:
     """Whether a task is complete."""
-    if not RunFolder(task.folder).is_finished():
+    folder = RunFolder(task.folder)
+    if not folder.is_finished() or folder.checkpoint.folder.exists():
         return False
     return task.waits is None or "clock" in read_cell(task.folder)
 

@@ -15,7 +15,8 @@ from filelock import FileLock
 from feddle.core.errors import FeddleError
 from feddle.grids.cells import Ended, Planned, Task, described, has_other_config, is_done, work
 from feddle.grids.grid import Grid, words
-from feddle.records import CONFIG, GRID, GridRecord, read_grid_record, write_record
+from feddle.records import CONFIG, GRID, GRID_LOCK, GridRecord, read_grid_record, write_record
+from feddle.run.folder import check_free
 from feddle.run.run import Line
 from feddle.run.trackers import TrackerName
 
@@ -107,8 +108,7 @@ def _receive(pipe: Connection, process: BaseProcess) -> Line | Ended:
 
 def open_folder(out: Path, grid: Grid, *, quick: bool) -> GridRecord:
     """The record of the grid in a folder, or an empty one. A folder with another grid is refused."""
-    if out.exists() and not out.is_dir():
-        raise FeddleError(f"{out} is a file; name another folder with --out")
+    check_free(out, "grid")
     if not (out / GRID).exists():
         return {"cells": {}}
     try:
@@ -141,7 +141,7 @@ def without_conflicts(planned: Sequence[Planned], out: Path) -> tuple[list[Plann
 def keep(out: Path, grid: Grid, planned: Sequence[Planned], *, quick: bool, command: str) -> None:
     """Add these cells to the grid's record."""
     out.mkdir(parents=True, exist_ok=True)
-    with FileLock(out / ".grid.lock"):  # another command may run cells in the same folder
+    with FileLock(out / GRID_LOCK):  # another command may run cells in the same folder
         held = open_folder(out, grid, quick=quick)
         ran = {name for name in held["cells"] if any((out / name).glob(f"seed*/{CONFIG}"))}
         # a cell that was run stays in the tables even if its data is missing now

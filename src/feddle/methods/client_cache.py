@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 import numpy as np
@@ -89,17 +90,18 @@ class _FileRows:
         self._where = f"the last updates of {clients} clients ({size})"
         if folder is None:
             raise FeddleError(f"{self._where} exceed the cache limit; raise the limit or name a scratch folder")
-        file = folder / "client-updates.f32"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            file.unlink()  # the descriptor keeps the content until the process ends, however it ends
-            rows = 2 * clients + 1  # a state being saved may hold every row a second time, and one is being replaced
-            os.ftruncate(self._descriptor, rows * self._row_bytes)
-            with os.fdopen(os.dup(self._descriptor), "rb+") as mapped:
-                self._mapping = np.memmap(mapped, dtype=np.float32, mode="r+", shape=(rows, dimension))
+            with TemporaryFile(dir=folder) as file:  # without a name: it replaces nothing, and ends with the process
+                self._descriptor = os.dup(file.fileno())
+                rows = 2 * clients + 1  # a state being saved may hold every row twice, and one is being replaced
+                os.ftruncate(self._descriptor, rows * self._row_bytes)
+                self._mapping = np.memmap(file, dtype=np.float32, mode="r+", shape=(rows, dimension))
         except OSError as error:
-            raise FeddleError(f"no space for {self._where} in {folder}: {error.strerror}; free some space") from error
+            raise FeddleError(
+                f"cannot keep {self._where} in {folder}: {error.strerror}; "
+                "free some space there, name another folder, or raise the cache limit"
+            ) from error
         self._used = 0
         self._free: list[int] = []  # used rows that can be written again
 

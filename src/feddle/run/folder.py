@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,9 +17,9 @@ from safetensors.torch import save
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.records import CHECKPOINT, COMPARISON, CONFIG, HISTORY, MODEL, RESULT, json_digest, read_result
+from feddle.records import CHECKPOINT, COMPARISON, CONFIG, COSTS, HISTORY, MODEL, RESULT, json_digest, read_result
 from feddle.run.checkpoint import Checkpoint, Pace
-from feddle.run.load import load_config, parse_config, read_yaml
+from feddle.run.load import load_config, parse_config, read_yaml, started_in
 from feddle.run.plan import Config, Plan
 from feddle.run.problem import build_problem
 from feddle.run.run import Line, Listener, Run
@@ -66,7 +67,7 @@ class RunFolder:
                 f"{self.path} holds no run (no {CONFIG}); "
                 + (f"name one of those in it: {', '.join(inside)}" if inside else "name a folder of `feddle run`")
             )
-        if "federation" in read_yaml(self.path / CONFIG):
+        if started_in(self.path) == "federation":
             raise FeddleError(
                 f"{self.path} holds a real federation; to continue it: feddle federation up --out {self.path}, "
                 "or `flwr run` with that folder as out"
@@ -196,15 +197,29 @@ def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> N
             )
 
 
-def check_free(path: Path) -> None:
-    """Refuse a path that cannot become a run folder, before any computation."""
+def check_free(path: Path, mine: str = "") -> None:
+    """Refuse a folder that is neither new nor empty, so that no file is replaced.
+
+    A folder belongs to what was started in it. If that is `mine`, it is accepted.
+    """
     if path.exists() and not path.is_dir():
         raise FeddleError(f"{path} is a file; name another folder with --out")
-    if any((path / name).exists() for name in (CONFIG, HISTORY, RESULT, f"{CHECKPOINT}/manifest.json")):
-        raise FeddleError(
-            f"{path} already holds a run; name another folder with --out, remove it, "
-            f"or continue it if it was stopped: feddle resume {path}"
-        )
+    kind = started_in(path)
+    if kind and kind != mine:
+        again = {"grid": "feddle reproduce", "cost table": "feddle reproduce server-cost"}
+        again["federation"] = f"feddle federation up --out {path}"
+        remedy = f"continue it if it was stopped: {again.get(kind, f'feddle resume {path}')}"
+        raise FeddleError(f"{path} already holds a {kind}; name another folder with --out, remove it, or {remedy}")
+    content = sorted(entry.name for entry in path.iterdir() if not _is_left(entry)) if path.exists() else []
+    if content and not kind:
+        raise FeddleError(f"{path} is not empty (it holds {content[0]}); name a new or empty folder with --out")
+
+
+def _is_left(entry: Path) -> bool:
+    """Whether a file or folder is what a start leaves if it is interrupted before the folder holds anything."""
+    if entry.name == CHECKPOINT and entry.is_dir():
+        return all(inside.name == "lock" for inside in entry.iterdir())
+    return entry.name in (f"{CONFIG}.partial", f"{COMPARISON}.partial", f"{COSTS}.partial")
 
 
 def run_config(
@@ -266,15 +281,15 @@ def run_or_resume(config: Config, path: Path, listener: Listener, *, quiet: bool
     return run_config(config, path, listener, quiet=quiet)
 
 
-def begin_comparison(path: Path, configs: Mapping[str, Config]) -> None:
-    """Write the configs of a comparison, from which it can be resumed. Each runs in a folder with its name."""
-    if (path / COMPARISON).is_file():
-        raise FeddleError(
-            f"{path} already holds a comparison; name another folder with --out, remove it, "
-            f"or continue it if it was stopped: feddle resume {path}"
-        )
-    for name in configs:
-        check_free(path / name)
+def begin_comparison(path: Path, configs: Mapping[str, Config], *, quiet: bool = False) -> None:
+    """Write the configs of a comparison, from which it can be resumed. Each runs in a folder with its name.
+
+    The configs differ only in the method. Every run is built first, so that nothing is written if one is impossible.
+    """
+    check_free(path)
+    problem = build_problem(next(iter(configs.values())), quiet=quiet)
+    for config in configs.values():
+        simulated(config, problem, scratch=Path(tempfile.gettempdir()))
     trees = {name: config.model_dump(mode="json") for name, config in configs.items()}
     folder = RunFolder(path)
     with folder.writing():

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from feddle.core.errors import FeddleError, did_you_mean, nearest, one_line
+from feddle.records import COMPARISON, CONFIG, COSTS, GRID, GRID_LOCK
 
 if TYPE_CHECKING:
     from feddle.run.plan import Config
@@ -67,9 +68,12 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
-def holds_simulation(run: Path) -> bool:
-    """Whether a run folder holds a simulation, not a real federation."""
-    return (run / "config.yaml").exists() and "federation" not in read_yaml(run / "config.yaml")
+def started_in(folder: Path) -> str:
+    """What was started in a folder: a run, federation, comparison, grid or cost table; empty if nothing was."""
+    if (folder / CONFIG).exists():
+        return "federation" if "federation" in read_yaml(folder / CONFIG) else "run"
+    kinds = {COMPARISON: "comparison", GRID: "grid", GRID_LOCK: "grid", COSTS: "cost table"}
+    return next((kind for name, kind in kinds.items() if (folder / name).exists()), "")
 
 
 def parse_yaml(text: str) -> Any:

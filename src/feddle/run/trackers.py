@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,11 +43,15 @@ def _tensorboard(folder: Path, config: Config) -> Iterator[Listener]:  # noqa: A
         from tensorboard.summary import Writer
     except ImportError as error:
         raise FeddleError("--track tensorboard requires tensorboard; pip install 'feddle[tensorboard]'") from error
-    with closing(Writer(str(folder / "tensorboard"))) as writer:
+    with ExitStack() as stack:
+
+        @cache
+        def writer() -> Any:  # opened with the first round, because a run starts in an empty folder
+            return stack.enter_context(closing(Writer(str(folder / "tensorboard"))))
 
         def report(line: Line) -> None:
             for key, value in numbers(line).items():
-                writer.add_scalar(key, value, step=line["round"])
+                writer().add_scalar(key, value, step=line["round"])
 
         yield report
 

@@ -1,0 +1,217 @@
+"""Which folder a command may write to, and what a start that fails or is killed leaves there."""
+
+import shutil
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from command import Said, run_feddle
+from feddle.core.errors import FeddleError
+from feddle.flower.run import check_no_simulation
+from feddle.grids.cells import Task, is_done, run_task
+from feddle.methods.client_cache import ClientCache
+from feddle.run.folder import RunFolder, check_free, resume_run, run_config
+from feddle.run.run import Line
+from killing import kept, small
+from tiny import TINY, tiny
+
+TABLE = "results-out-domain-cnn"
+COMMANDS = {
+    "run": ["run", "FILE", "-q"],
+    "compare": ["compare", "FILE", "-q"],
+    "reproduce": ["reproduce", TABLE, "--quick", "--cells", "cnn/fashion-mnist/dir0.1/sigma20/fedbuff", "-q"],
+    "server-cost": ["reproduce", "server-cost"],
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "rounds": 2, "workers": 0, "method": "fedbuff"}))
+    return path
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def command(name: str, file: Path, out: Path) -> Said:
+    return run_feddle(*(str(file) if word == "FILE" else word for word in COMMANDS[name]), "--out", out)
+
+
+def stopped_run(folder: Path) -> None:
+    def stop(line: Line) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_config(small("fedbuff"), folder, stop, quiet=True)
+
+
+def held(kind: str, folder: Path, file: Path) -> None:
+    """Start something in a folder."""
+    if kind == "stopped run":
+        stopped_run(folder)
+    elif kind == "run":
+        assert command("run", file, folder).code == 0
+    elif kind == "comparison":
+        assert run_feddle("compare", file, "-q", "--methods", "fedbuff", "--out", folder).code == 0
+    else:
+        names = {"grid": "grid.json", "federation": "config.yaml", "cost table": "costs.json"}
+        folder.mkdir()
+        text = '{"grid": "atlas-size", "quick": false, "cells": {}}' if kind == "grid" else "federation: {}"
+        (folder / names[kind]).write_text(text)
+
+
+KINDS = ["stopped run", "run", "comparison", "grid", "federation", "cost table"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [pair for pair in product(COMMANDS, KINDS) if pair != ("server-cost", "cost table")]
+)
+def test_a_folder_belongs_to_what_was_started_in_it(name: str, kind: str, tmp_path: Path, file: Path) -> None:
+    out = tmp_path / "out"
+    held(kind, out, file)
+    before = content(out)
+    refused = command(name, file, out)
+    assert (refused.code, refused.err.count("\n")) == (2, 1), refused.text
+    expected = "holds full runs of atlas-size" if (name, kind) == ("reproduce", "grid") else "already holds a"
+    assert f"{out} {expected}" in refused.err
+    assert "with --out" in refused.err
+    assert content(out) == before
+    if kind == "stopped run":
+        resume_run(out, quiet=True)
+        assert kept(out)
+    with nullcontext() if kind == "federation" else pytest.raises(FeddleError, match="not a federation"):
+        check_no_simulation(out)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "mine",
+    ["model.safetensors", "report.html", "client-updates.f32", "checkpoint/x.safetensors", "notes.txt", ".hidden"],
+)
+def test_the_files_of_a_user_are_never_replaced(name: str, mine: str, tmp_path: Path, file: Path) -> None:
+    path = tmp_path / "out" / mine
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    refused = command(name, file, tmp_path / "out")
+    first = mine.partition("/")[0]
+    assert refused == Said(
+        2, "", f"feddle: {tmp_path / 'out'} is not empty (it holds {first}); name a new or empty folder with --out\n"
+    )
+    assert content(tmp_path / "out") == {mine: b"mine"}
+
+
+def test_the_root_of_the_disk_is_not_empty() -> None:
+    with pytest.raises(FeddleError, match="/ is not empty"):  # no command: if it failed, it would write there
+        check_free(Path("/"))
+
+
+@pytest.mark.parametrize("left", ["", "checkpoint/lock", "config.yaml.partial", "compare.yaml.partial"])
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_what_an_interrupted_start_leaves_is_in_nobodys_way(name: str, left: str, tmp_path: Path, file: Path) -> None:
+    path = tmp_path / "out" / left
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch() if left else path.mkdir()
+    done = command(name, file, tmp_path / "out")
+    assert done.code == 0, done.err
+
+
+def test_tracking_starts_in_an_empty_folder(tmp_path: Path, file: Path) -> None:
+    done = run_feddle("run", file, "-q", "--track", "tensorboard", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert len(list((tmp_path / "out" / "tensorboard").iterdir())) == 1
+
+
+def test_a_second_comparison_by_default_has_a_folder_of_its_own(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        done = run_feddle("compare", file, "-q", "--methods", "fedbuff", "-o", "rounds=1")
+        assert done.code == 0, done.err
+    assert "runs/config-2/report.html" in done.out
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["config", "config-2"]
+
+
+def test_a_cache_on_disk_replaces_no_file(tmp_path: Path) -> None:
+    (tmp_path / "client-updates.f32").write_text("mine")
+    cache = ClientCache(3, 5, limit=1, folder=tmp_path)
+    cache.put(1, torch.arange(5.0))
+    assert cache[1].tolist() == [0, 1, 2, 3, 4]
+    assert content(tmp_path) == {"client-updates.f32": b"mine"}
+
+
+def test_a_cache_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FeddleError, match=r"cannot keep the last updates .*: Not a directory; .* name another folder"):
+        ClientCache(3, 5, limit=1, folder=tmp_path / "file" / "inside")
+
+
+# --- killed at the end
+
+
+def test_a_run_that_was_killed_as_it_finished_is_tidied_and_reported(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    stopped_run(out)
+    left = shutil.copytree(out / "checkpoint", tmp_path / "left")
+    resume_run(out, quiet=True)
+    shutil.copytree(left, out / "checkpoint")  # as if it had been killed after result.json
+    before = content(tmp_path / "run")["result.json"]
+    resumed = run_feddle("resume", out, "-q")
+    assert (resumed.code, resumed.err) == (0, "")
+    assert f"Report: {out / 'report.html'}" in resumed.out
+    assert sorted(p.name for p in out.iterdir()) == [
+        "config.yaml",
+        "history.jsonl",
+        "model.safetensors",
+        "report.html",
+        "result.json",
+    ]
+    assert content(out)["result.json"] == before
+    assert run_feddle("resume", out) == Said(0, f"{out} is finished; there is nothing to resume\n", "")
+
+
+def test_a_cell_that_was_killed_as_it_finished_is_tidied(tmp_path: Path) -> None:
+    task = Task("a", 0, tmp_path / "a", tiny(workers=0, rounds=2))
+    run_task(task, lambda _: None)
+    assert is_done(task)
+    (tmp_path / "a" / "checkpoint").mkdir()
+    assert not is_done(task)
+    assert run_task(task, lambda _: None).reason == ""
+    assert is_done(task)
+    assert not (tmp_path / "a" / "checkpoint").exists()
+
+
+# --- comparisons that are impossible
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("data.server.samples=0", "feddle uses the server's data, but there is none"),
+        ("clients={count: 3000, per_round: 3000}", "clients have data, but clients.per_round"),
+        ("data.name=mars", "unknown data set 'mars'"),
+        ("data.server.samples=100000", "server"),
+        ("data.channels=2", "data.channels"),
+    ],
+)
+def test_an_impossible_comparison_leaves_nothing(override: str, told: str, tmp_path: Path, file: Path) -> None:
+    out, methods = tmp_path / "all", ("--methods", "fedbuff,feddle")
+    refused = run_feddle("compare", file, "-q", *methods, "-o", override, "--out", out)
+    assert (refused.code, refused.err.count("\n")) == (2, 1), refused.text
+    assert told in refused.err
+    assert not out.exists()
+    assert run_feddle("compare", file, "-q", *methods, "--out", out).code == 0
+
+
+def test_a_comparison_with_a_cache_on_disk(tmp_path: Path, file: Path) -> None:
+    method = "method={name: ca2fl, cache_limit: 0.001}"
+    done = run_feddle("compare", file, "-q", "-o", method, "--methods", "ca2fl", "--out", tmp_path / "all")
+    assert done.code == 0, done.err
+    assert RunFolder(tmp_path / "all" / "ca2fl").is_finished()

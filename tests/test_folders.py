@@ -149,7 +149,7 @@ def test_a_cache_on_disk_replaces_no_file(tmp_path: Path) -> None:
 
 def test_a_cache_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FeddleError, match=r"cannot keep the last updates .*: Not a directory; .* name another folder"):
+    with pytest.raises(FeddleError, match=r"cannot keep the last updates .*: Not a directory; name another folder"):
         ClientCache(3, 5, limit=1, folder=tmp_path / "file" / "inside")
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, one_line
+from feddle.core.parse import parse_yaml
 
 # Files of a run
 CONFIG = "config.yaml"
@@ -203,7 +204,7 @@ def read_run(folder: Path) -> RunRecord:
         raise FeddleError(f"{folder}: expected a run folder, but there is no such folder; check the path")
     if not (folder / CONFIG).is_file():
         raise FeddleError(f"{folder}: expected a run folder, but it holds no {CONFIG}; name a folder of `feddle run`")
-    config = _parsed(folder / CONFIG, _read(folder / CONFIG), "YAML", yaml.safe_load)
+    config = _parsed(folder / CONFIG, _read(folder / CONFIG), "YAML", parse_yaml)
     result = _parsed(folder / RESULT, _read(folder / RESULT), "JSON") if (folder / RESULT).exists() else {}
     found = _lines(folder / HISTORY) if (folder / HISTORY).exists() else []
     lines = (_checked(line, _LINE_FIELDS) for line in found)

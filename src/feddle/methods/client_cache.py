@@ -1,5 +1,6 @@
 """A cache of every client's last update, in memory or on disk."""
 
+import errno
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -98,10 +99,8 @@ class _FileRows:
                 os.ftruncate(self._descriptor, rows * self._row_bytes)
                 self._mapping = np.memmap(file, dtype=np.float32, mode="r+", shape=(rows, dimension))
         except OSError as error:
-            raise FeddleError(
-                f"cannot keep {self._where} in {folder}: {error.strerror}; "
-                "free some space there, name another folder, or raise the cache limit"
-            ) from error
+            remedy = "free some space" if error.errno == errno.ENOSPC else "name another folder"
+            raise FeddleError(f"cannot keep {self._where} in {folder}: {error.strerror}; {remedy}") from error
         self._used = 0
         self._free: list[int] = []  # used rows that can be written again
 

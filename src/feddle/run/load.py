@@ -1,5 +1,6 @@
 """Reading configs from YAML files and the command line."""
 
+import re
 import reprlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from feddle.core.errors import FeddleError, did_you_mean, nearest, one_line
+from feddle.core.parse import parse_yaml
 from feddle.records import COMPARISON, CONFIG, COSTS, GRID, GRID_LOCK
 
 if TYPE_CHECKING:
@@ -56,32 +58,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return tree or {}
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which a duplicate key is an error; by default, the last one would be used silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        mapping = super().construct_mapping(node, deep=deep)
-        if len(mapping) < len(node.value):
-            keys = [key.value for key, _ in node.value]
-            twice = next((k for i, k in enumerate(keys) if k in keys[:i]), keys[-1])
-            raise yaml.MarkedYAMLError(problem=f"the key {twice!r} is given twice", problem_mark=node.start_mark)
-        return mapping
-
-
 def started_in(folder: Path) -> str:
     """What was started in a folder: a run, federation, comparison, grid or cost table; empty if nothing was."""
     if (folder / CONFIG).exists():
         return "federation" if "federation" in read_yaml(folder / CONFIG) else "run"
     kinds = {COMPARISON: "comparison", GRID: "grid", GRID_LOCK: "grid", COSTS: "cost table"}
     return next((kind for name, kind in kinds.items() if (folder / name).exists()), "")
-
-
-def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; any problem raises a YAMLError."""
-    try:
-        return yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
-    except (ValueError, RecursionError, OverflowError) as error:  # an impossible date, too many brackets
-        raise yaml.YAMLError(str(error)) from error
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -145,6 +127,7 @@ def _problem(problem: ErrorDetails) -> str:
         hint = did_you_mean(context["tag"], expected, f"the known names are {', '.join(expected)}")
         return f"unknown name {context['tag']!r}; {hint}"
     message = problem["msg"].removeprefix("Value error, ")
+    message = re.sub(r"\d{16,}", lambda digits: f"{float(digits[0]):g}", message)  # a bound such as 1e36
     found = "" if problem["type"] in ("value_error", "missing") else f", got {_shown(problem['input'])}"
     return message[0].lower() + message[1:] + found
 

@@ -1,6 +1,8 @@
 """Examples, partitions, models and local training."""
 
+import hashlib
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,24 @@ def test_alpha_sets_how_uneven_the_partition_is() -> None:
     assert not torch.equal(dirichlet(labels, 50, 0.1, 1).order, dirichlet(labels, 50, 0.1, 2).order)
     with pytest.raises(FeddleError, match="α must be above 0, got -1"):
         dirichlet(labels, 50, -1.0, 0)
+
+
+def test_partitions_stay_what_they_were() -> None:
+    labels, digest = torch.arange(10).repeat(600), hashlib.sha256()
+    for clients, alpha, seed in ((50, 0.1, 1), (7, 100.0, 2), (20_000, 0.1, 3), (50, 1e-300, 4)):
+        partition = dirichlet(labels, clients, alpha, seed)
+        digest.update(partition.order.numpy().tobytes() + partition.offsets.numpy().tobytes())
+    assert digest.hexdigest() == "afa37d7aec6ea2f69470930daa940a1d4ca95c56326980bf00e24fae5b602e7d"
+
+
+def test_millions_of_clients_take_little_memory_and_a_few_seconds() -> None:
+    labels, clients = torch.arange(1438) % 10, 3_000_000
+    begun = time.process_time()
+    for alpha, most in ((0.1, 1438), (1e-300, 10)):  # a tiny α gives each class to one client
+        partition = dirichlet(labels, clients, alpha, seed=0)
+        assert 1 <= int((partition.sizes > 0).sum()) <= most
+        assert int(partition.sizes.sum()) == 1438
+    assert time.process_time() - begun < 20
 
 
 def test_an_even_partition() -> None:

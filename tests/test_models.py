@@ -316,6 +316,11 @@ def test_a_config_builds_the_model_that_it_names(name: str) -> None:
         ({"model": {"name": "resnet18"}, "data": {"channels": 1}}, "3 channels.*data.channels 1"),
         ({"model": "mobilenet-v2", "data": {"image_size": 28}}, "at least 32×32.*image_size"),
         ({"model": {"name": "transformers", "path": "nowhere"}}, r"there is no nowhere.config\.json"),
+        (
+            {"model": {"channels": [100_000] * 3}},
+            r"the CNN has 180,821,905,120 weights, which need 2,694 GiB of memory or more, but .* lower model.channels",
+        ),
+        ({"model": {"hidden": 100_000_000}, "data": {"image_size": 4096}}, r"weights, which need .* lower model.ch"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_refused_in_one_line(tree: dict[str, Any], reason: str) -> None:

@@ -98,14 +98,17 @@ def dirichlet(labels: Tensor, clients: int, alpha: float, seed: int) -> Partitio
         raise FeddleError(f"the Dirichlet α must be above 0, got {alpha:g}; 0.1 is very uneven, 100 nearly even")
     generator = numpy_generator(seed)
     owner = np.empty(len(labels), dtype=np.int64)
+    concentrations = np.full(clients, alpha)
     for label in np.unique(labels.numpy()):
         members = generator.permutation(np.flatnonzero(labels.numpy() == label))
-        shares = generator.dirichlet(np.full(clients, alpha))
-        if not np.isfinite(shares).all():  # α so small that every share underflows: one client has them all
-            shares = np.eye(clients)[generator.integers(clients)]
-        cuts = np.rint(np.cumsum(shares) * len(members)).astype(np.int64)
+        shares = generator.dirichlet(concentrations)
+        cuts = np.cumsum(shares, out=shares)  # there may be millions of clients: nothing is copied
+        if not np.isfinite(cuts[-1]):  # α so small that every share underflows: one client has them all
+            owner[members] = generator.integers(clients)
+            continue
+        np.rint(np.multiply(cuts, len(members), out=cuts), out=cuts)
         cuts[-1] = len(members)  # the shares sum to 1 only up to rounding
-        owner[members] = np.repeat(np.arange(clients), np.diff(cuts, prepend=0))
+        owner[members] = np.searchsorted(cuts, np.arange(len(members)), side="right")
     return by_owner(torch.from_numpy(owner), clients)
 
 

@@ -1,6 +1,8 @@
 """The paper's network."""
 
+import os
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -53,22 +55,35 @@ class CNN(nn.Module):
             raise FeddleError(
                 f"the CNN takes images from 28×28 up, got {image_size}×{image_size}; raise data.image_size"
             )
-        self.features = nn.Sequential()
-        width, size, place = in_channels, image_size, 0
-        for i, out in enumerate(channels):
-            if size > 0:  # else refused below, without building layers of nothing
-                self.features.add_module(f"{place}", nn.Conv2d(width, out, 3, padding=int(padding)))
-            width, size = out, size if padding else size - 2
-            pool = i < pools
-            # the ReLU is the same after pooling as before it, at a quarter of the work
-            self.features.add_module(f"{place + 1}", pooled_relu() if pool else nn.ReLU(inplace=True))
-            size, place = (size // 2, place + 3) if pool else (size, place + 2)  # names as if pooling and ReLU were two
+        size = image_size
+        for i in range(len(channels)):
+            size = (size if padding else size - 2) // (2 if i < pools else 1)
         if size < 1:
             raise FeddleError(f"{pools} poolings leave nothing of a {image_size}×{image_size} image; lower model.pools")
-        self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(width * size * size, hidden), nn.ReLU(inplace=True))
+        widths, flat = (in_channels, *channels), channels[-1] * size * size
+        weights = sum(9 * width * out for width, out in pairwise(widths)) + flat * hidden + hidden * classes
+        _require_memory(weights)
+        self.features = nn.Sequential()
+        place = 0
+        for i, (width, out) in enumerate(pairwise(widths)):
+            self.features.add_module(f"{place}", nn.Conv2d(width, out, 3, padding=int(padding)))
+            # the ReLU is the same after pooling as before it, at a quarter of the work
+            self.features.add_module(f"{place + 1}", pooled_relu() if i < pools else nn.ReLU(inplace=True))
+            place += 3 if i < pools else 2  # names as if pooling and ReLU were two
+        self.hidden = nn.Sequential(nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU(inplace=True))
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (n, C, H, W) to logits (n, classes)."""
         logits: Tensor = self.head(self.hidden(self.features(images)))
         return logits
+
+
+def _require_memory(weights: int) -> None:
+    """Refuse a model that cannot be trained on this machine, before its memory is allocated."""
+    needed = 16 * weights  # four bytes each: the model, its gradients, the server's copy and an update
+    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > held:
+        large = f"the CNN has {weights:,} weights, which need {needed / 2**30:,.0f} GiB of memory or more"
+        remedy = "lower model.channels, model.hidden or data.image_size"
+        raise FeddleError(f"{large}, but this machine has {held / 2**30:,.0f} GiB; {remedy}")

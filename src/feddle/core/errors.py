@@ -15,6 +15,10 @@ class StoppedError(FeddleError):
     """The run was stopped by something outside of it, such as a full disk; once that is fixed, it can be resumed."""
 
 
+class DivergedError(FeddleError):
+    """A computation on the server's data gave numbers that are not finite."""
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that is most similar to `name`; None if none of them is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)

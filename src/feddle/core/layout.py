@@ -59,7 +59,8 @@ class Layout:
         every: dict[str, Tensor] = dict(model.named_parameters())
         trainable = {n: p for n, p in every.items() if p.requires_grad and p.is_floating_point()}
         if not trainable:
-            raise FeddleError("expected trainable parameters, but every parameter is frozen; set requires_grad")
+            found = "every parameter is frozen; set requires_grad" if every else "the model has none; add a layer"
+            raise FeddleError(f"expected trainable parameters, but {found}")
         in_head = {n for n in trainable if head is not None and n.startswith(f"{head}.")}
         if named and not in_head:
             raise FeddleError(f"the model has no trainable module named {head!r}; name one of its modules as the head")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddle.core.atlas import SearchSpace
 from feddle.core.batches import in_order
-from feddle.core.errors import FeddleError
+from feddle.core.errors import DivergedError
 from feddle.core.layout import Weights
 
 PASS_BATCH = 250  # examples per batch in a pass over all of them; limits the memory
@@ -93,7 +93,7 @@ def smoothness(space: SearchSpace, objective: Objective, at: Tensor, distance: f
 def checked(coefficients: Tensor, loss: float, remedy: str) -> Found:
     """Return the result of a search, or raise an error that ends with `remedy` if the search diverged."""
     if not (math.isfinite(loss) and bool(coefficients.isfinite().all())):
-        raise FeddleError(f"the coefficient search diverged (loss {loss}); {remedy}")
+        raise DivergedError(f"the coefficient search diverged (loss {loss}); {remedy}")
     return Found(coefficients, loss)
 
 

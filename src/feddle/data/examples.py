@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 
+from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import torch_generator
 
@@ -85,8 +86,17 @@ class FromDataset:
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """See `Examples`."""
-        inputs, targets = default_collate([self.dataset[i] for i in index.tolist()])
-        return inputs, targets
+        rows = [self.dataset[i] for i in index.tolist()]
+        several = isinstance(rows[0], tuple | list)
+        if several and len(rows[0]) == 2:
+            inputs, targets = default_collate(rows)
+            if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+                return inputs, targets
+        found = ", ".join(type(value).__name__ for value in (rows[0] if several else rows[:1]))
+        raise FeddleError(
+            f"expected (input, target) pairs of tensors or numbers, but the data set yields {found}; "
+            "wrap it in one that yields pairs"
+        )
 
 
 def as_examples(data: Examples | Dataset[Any]) -> Examples:
@@ -96,6 +106,12 @@ def as_examples(data: Examples | Dataset[Any]) -> Examples:
     if hasattr(data, "take") and hasattr(data, "__len__"):
         return data
     raise FeddleError(f"expected a map-style torch Dataset of (input, target) pairs, got {type(data).__name__}")
+
+
+def are_finite(examples: Examples) -> bool:
+    """Whether no input or target is infinite or NaN."""
+    batches = (examples.take(index) for index in in_order(len(examples), 250))
+    return all(bool(part.isfinite().all()) for batch in batches for part in batch)
 
 
 def draw(examples: Examples, limit: int | None, seed: int, among: Tensor | None = None) -> Examples:

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from feddle.clients.attacks import NoAttack
 from feddle.clients.private import Privacy
-from feddle.core.errors import FeddleError
+from feddle.core.errors import DivergedError, FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Round
 from feddle.core.privacy import epsilon
 from feddle.core.search import Observer
 from feddle.core.state import load, prefixed, save, without_prefix
+from feddle.data.examples import are_finite
 from feddle.methods.strategy import Strategy
 from feddle.records import HistoryLine, Result, summary
 from feddle.run.diagnostics import Diagnostics
@@ -72,7 +73,7 @@ class Run(Generic[Where]):
         try:
             with one_thread(), self.helpers:
                 while self.server.version < self.plan.rounds:
-                    line = self._line(self.runtime.step())
+                    line = self._line(self._step())
                     self.history.append(line)
                     self.seconds = time.perf_counter() - began
                     if listener is not None:
@@ -81,6 +82,14 @@ class Run(Generic[Where]):
             self.layout.write(self.problem.model, self.server.model)
             forget_batches(self.problem.model)  # else it depends on which jobs this process trained
             self.seconds = time.perf_counter() - began
+
+    def _step(self) -> Round:
+        try:
+            return self.runtime.step()
+        except DivergedError as error:
+            if self.problem.server is None or are_finite(self.problem.server):
+                raise
+            raise FeddleError("the server's data has values that are not finite; remove or replace them") from error
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue except the history, as tensors; called between rounds."""
@@ -132,6 +141,8 @@ class Run(Generic[Where]):
         self.layout.write(self.problem.model, self.server.model)
         score = evaluate(self.problem.model, self.problem.test, self.problem.loss)
         if not math.isfinite(score.loss):
+            if not are_finite(self.problem.test):
+                raise FeddleError("the test data has values that are not finite; remove or replace them")
             raise FeddleError(
                 f"the model's test loss became {score.loss} by round {number}; lower training.lr "
                 f"(now {self.plan.training.lr:g}) or the method's own learning rate"

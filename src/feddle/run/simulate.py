@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
 from feddle.clients.attacks import client_work
@@ -52,8 +53,14 @@ def by_dirichlet(
     data: Data, labels: Sequence[int] | Tensor, clients: int, *, alpha: float = 0.1, seed: int = 0
 ) -> Sequence[Examples]:
     """Split a data set into clients for `simulate`: each label is distributed in Dirichlet(α) proportions."""
-    examples, column = as_examples(data), torch.as_tensor(labels)
-    _require_one_each(examples, column, "label")
+    examples = as_examples(data)
+    _require_one_each(examples, labels, "label")
+    try:
+        column = torch.as_tensor(labels).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise FeddleError(f"by_dirichlet: expected a number for each label, got {labels[0]!r}; number them") from error
+    if column.dim() != 1:
+        raise FeddleError(f"by_dirichlet: expected one number for each label, got the shape {tuple(column.shape)}")
     if clients < 1:
         raise FeddleError(f"by_dirichlet: clients must be 1 or more, got {clients}")
     return PartitionedClients(examples, dirichlet(column, clients, alpha, seed_for(seed, "partition")))
@@ -86,6 +93,9 @@ def simulate(
     `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. `strategy`
     is your own method and replaces `method`. `scratch` is a folder for data that does not fit in memory.
     """
+    _check_model(model)
+    if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
+        raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
     tree = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
     for name, data in (("server", server), ("test", test)):
@@ -105,6 +115,21 @@ def simulate(
     run = simulated(checked, problem, strategy, scratch=scratch)
     run.go(listener)
     return run
+
+
+def _check_model(model: nn.Module) -> None:
+    """Refuse what cannot be trained, in one line."""
+    if isinstance(model, type):
+        raise FeddleError(f"simulate: expected a model, got the class {model.__name__}; create one: {model.__name__}()")
+    if not isinstance(model, nn.Module):
+        raise FeddleError(f"simulate: expected a model (torch.nn.Module), got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise FeddleError("simulate: the model was compiled by torch.jit; pass the model that it was made from")
+    tensors = [*model.parameters(), *model.buffers()]
+    if any(map(is_lazy, tensors)):
+        raise FeddleError("simulate: the model has lazy layers without weights; run it once on an input")
+    if any(tensor.is_meta for tensor in tensors):
+        raise FeddleError("simulate: the model is on the meta device and has no weights; load them first")
 
 
 def simulated(

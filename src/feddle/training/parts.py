@@ -33,12 +33,13 @@ class Parts:
         """The server's examples; with `labelled`, their labels must be those of the clients' task."""
         if self.server is None:
             raise FeddleError(
-                f"{self.method} uses the server's data, but there is none; set data.server.samples above 0"
+                f"{self.method} uses the server's data, but there is none; "
+                "set data.server.samples above 0 (in Python: server=)"
             )
         if labelled and self.out_of_domain:
             raise FeddleError(
-                f"{self.method} needs server data of the clients' own task, but data.server.name is "
-                f"{self.out_of_domain}; leave it out, or use feddf"
+                f"{self.method} needs server data of the clients' own task, but the server's is "
+                f"{self.out_of_domain}; leave out data.server.name (in Python: server_classes=), or use feddf"
             )
         return self.server
 

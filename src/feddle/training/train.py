@@ -16,7 +16,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, torch_generator
-from feddle.data.examples import Examples
+from feddle.data.examples import Examples, are_finite
 from feddle.options import Count, NonNegative, Options, Positive
 from feddle.training.kernels import Optimizer, make_optimizer
 
@@ -111,6 +111,8 @@ def train_client(
         value = train(model, examples, recipe, seed, loss)
     end = layout.read(model)
     if value is not None and not math.isfinite(value):
+        if not are_finite(examples):
+            raise FeddleError(f"the data of client {job.client} has values that are not finite; remove or replace them")
         raise FeddleError(
             f"the training loss of client {job.client} became {value} (job from version {job.version}); "
             f"lower training.lr (now {recipe.lr:g})"

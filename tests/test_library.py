@@ -1,0 +1,117 @@
+"""Mistakes in calls of `simulate` and `by_dirichlet` are named in one line."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import feddle
+from feddle.core.errors import FeddleError
+from test_experiment import Net, cloud
+
+
+def refused(model: Any = None, clients: Any = None, **more: Any) -> str:
+    """The error of a short simulation, in one line."""
+    clients = clients or [cloud(10, seed) for seed in range(4)]
+    settings = {"server": cloud(20, 9), "per_round": 4, "rounds": 2, "workers": 0, "delays": {"sigma": 0}, **more}
+    with pytest.raises(FeddleError) as caught:
+        feddle.simulate(model, clients, **settings)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+MODELS: dict[str, tuple[Any, str]] = {
+    "none": (lambda: None, "expected a model (torch.nn.Module), got NoneType"),
+    "a class": (lambda: Net, "got the class Net; create one: Net()"),
+    "lazy": (lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)), "lazy layers without weights; run it once"),
+    "on the meta device": (lambda: nn.Linear(2, 2, device="meta"), "on the meta device and has no weights"),
+    "frozen": (lambda: Net().requires_grad_(False), "every parameter is frozen; set requires_grad"),
+    "without parameters": (nn.Flatten, "expected trainable parameters, but the model has none"),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_what_cannot_be_trained_is_named(kind: str) -> None:
+    make, told = MODELS[kind]
+    assert told in refused(make())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_model_is_named() -> None:
+    assert "compiled by torch.jit" in refused(torch.jit.script(Net()))
+
+
+@pytest.mark.parametrize("count", [1, 0, -3, 2.5, "3", True])
+def test_another_task_has_two_classes_or_more(count: Any) -> None:
+    assert f"server_classes must be a whole number from 2 up, got {count!r}" in refused(Net(), server_classes=count)
+
+
+def test_missing_server_data_is_named_as_an_argument() -> None:
+    assert "(in Python: server=)" in refused(Net(), server=None)
+    assert "(in Python: server_classes=)" in refused(Net(), server_classes=3, method="hfcl")
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["cat", "dog"] * 5, "expected a number for each label, got 'cat'"),
+        ([None] * 10, "expected a number for each label, got None"),
+        ([[0, 1]] * 10, r"got the shape (10, 2)"),
+    ],
+)
+def test_labels_that_are_no_numbers_are_named(labels: Any, told: str) -> None:
+    with pytest.raises(FeddleError) as caught:
+        feddle.by_dirichlet(cloud(10, 0), labels, 2)
+    assert told in str(caught.value)
+
+
+def with_nan(count: int, seed: int) -> TensorDataset:
+    points, labels = cloud(count, seed).tensors
+    points[0, 0] = torch.nan
+    return TensorDataset(points, labels)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_inputs_that_are_not_finite_are_named(workers: int) -> None:
+    clients = [cloud(10, 0), with_nan(10, 1), cloud(10, 2), cloud(10, 3)]
+    assert "the data of client 1 has values that are not finite" in refused(Net(), clients, workers=workers)
+    assert "lower training.lr (now 1e+30)" in refused(Net(), training={"lr": 1e30}, workers=workers)
+
+
+@pytest.mark.parametrize(("name", "told"), [("server", "the server's data has"), ("test", "the test data has")])
+def test_server_and_test_data_that_is_not_finite_is_named(name: str, told: str) -> None:
+    assert f"{told} values that are not finite" in refused(Net(), **{name: with_nan(20, 9)})
+
+
+class Yields(Dataset[Any]):
+    """A data set that yields the same thing for every index."""
+
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.row
+
+
+@pytest.mark.parametrize("place", ["clients", "server", "test"])
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"pixels": torch.zeros(2), "label": 1}, "dict"),
+        ({"a": torch.zeros(2), "b": 1, "c": 2}, "dict"),
+        (torch.zeros(2), "Tensor"),
+        ((torch.zeros(2), 1, 2), "Tensor, int, int"),
+        (({"x": torch.zeros(2)}, 1), "dict, int"),
+        ((torch.zeros(2), "cat"), "Tensor, str"),
+        (None, "NoneType"),
+    ],
+)
+def test_data_without_pairs_is_named(place: str, row: Any, found: str) -> None:
+    data: Any = [Yields(row)] * 4 if place == "clients" else Yields(row)
+    told = refused(Net(), **{place: data})
+    assert f"expected (input, target) pairs of tensors or numbers, but the data set yields {found}; wrap it" in told

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint bench docs clean
+.PHONY: help setup demo test test-slow torture lint bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: $(VENV)/dev ## run the quick tests
 
 test-slow: $(VENV)/dev ## run the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow
+
+torture: $(VENV)/dev ## kill runs, feed malformed inputs and send hostile updates at random (20 minutes)
+	@$(BIN)/python tests/torture.py $(ARGS)
 
 lint: $(VENV)/dev ## check format, lint, types and layers
 	@$(BIN)/ruff format --check .

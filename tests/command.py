@@ -1,15 +1,19 @@
 """The command line in this process, and commands in a process of their own."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import torch
 
 from feddle.cli.main import main
 from waiting import wait_until
@@ -67,6 +71,40 @@ def _captured(name: str, descriptor: int) -> Iterator[Callable[[], str]]:
             stream.close()
             os.dup2(kept, descriptor)
             os.close(kept)
+
+
+def fork_feddle(*words: str, cwd: Path, prepare: Callable[[], object] = int, fresh: bool = False) -> int:
+    """Start `feddle WORDS` as a fork of this process, which imports nothing again unless it is `fresh`; return its id.
+
+    It leads a process group, and writes to the files `stdout` and `stderr` in `cwd`. It first calls `prepare`.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(cwd)
+        for name, descriptor in (("stdout", 1), ("stderr", 2)):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
+        torch.set_num_threads(1)  # the parent's OpenMP threads did not come with the fork: waiting for them hangs
+        prepare()
+        signal.signal(signal.SIGINT, signal.SIG_DFL if fresh else signal.default_int_handler)  # it may be ignored
+        if fresh:
+            os.execv(FEDDLE[0], [*FEDDLE, *words])  # noqa: S606
+        sys.argv = ["feddle", *words]
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def run_process(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Said:

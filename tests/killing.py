@@ -15,7 +15,7 @@ import torch
 from feddle.run.folder import resume_run, run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
-from waiting import StuckError, wait_until
+from waiting import LIMIT, wait_until
 
 SMALL: dict[str, Any] = {
     "rounds": 8,
@@ -34,6 +34,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddle": {"name": "feddle", "atlas_size": 7},
     "feddle-fifo": {"name": "feddle", "atlas_size": 7, "eviction": "fifo"},
     "feddle-calibrated": {"name": "feddle", "atlas_size": 7, "anchors": "calibrated"},
+    "feddle-blocks": {"name": "feddle", "atlas_size": 7, "coefficients": "class", "storage": "int8"},
+    "feddle+": {"name": "feddle+", "atlas_size": 7},
     "feddle-surrogate": {"name": "feddle", "atlas_size": 7, "objective": "surrogate"},
     "feddle-clusters": {"name": "feddle", "atlas_size": 7, "objective": "clusters"},
     "fedbuff": {"name": "fedbuff", "buffer_size": 5},
@@ -68,10 +70,13 @@ def kept(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class KillPoint:
-    """When a process is killed: from outside after some seconds, or as it touches a file of the run the n-th time."""
+    """When and how a process is killed: after some seconds, or as it touches a file of the run the n-th time."""
 
     seconds: float | None = None
     touch: int | None = None
+    name: str = ""  # if given, only files whose name begins with it count
+    by: signal.Signals = signal.SIGKILL
+    group: bool = False  # also those that it has started
 
 
 def run_or_resume(config: Config, folder: Path) -> None:
@@ -87,26 +92,29 @@ def in_a_process(config: Config, folder: Path, point: KillPoint) -> bool:
     if not child:
         try:
             torch.set_num_threads(1)  # the parent's OpenMP threads did not come with the fork: waiting for them hangs
-            if point.touch is not None:
-                kill_at_touch(folder, point.touch)
+            kill_at_touch(folder, point)
             run_or_resume(config, folder)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
+    code = end_of(child, folder, point)
+    assert code in (0, -signal.SIGKILL), f"the process ended by itself with {code}"
+    return code != 0
+
+
+def end_of(child: int, folder: Path, point: KillPoint, *, limit: float = LIMIT) -> int:
+    """Kill a process when it is time, wait until it has ended, and return its exit code."""
     if point.seconds is not None and not ended_within(point.seconds, child):
-        os.kill(child, signal.SIGKILL)
+        (os.killpg if point.group else os.kill)(child, point.by)
     try:
-        wait_until(lambda: ended_within(0, child), "the end of a run", folder)
-    except StuckError:
+        wait_until(lambda: ended_within(0, child), "the end of a process", folder, limit=limit)
+    except BaseException:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         raise
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, -signal.SIGKILL), f"the process ended by itself with {code}"
-    return code != 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def ended_within(seconds: float, process: int) -> bool:
@@ -117,15 +125,17 @@ def ended_within(seconds: float, process: int) -> bool:
         os.close(descriptor)
 
 
-def kill_at_touch(folder: Path, count: int) -> None:
+def kill_at_touch(folder: Path, point: KillPoint) -> None:
     """Have this process kill itself when it opens, renames, cuts or removes a file of the run for the n-th time."""
-    touched = 0
+    left = point.touch
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal touched
-        if event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"):
-            touched += str(arguments[0]).startswith(str(folder))
-            if touched == count:
-                os.kill(os.getpid(), signal.SIGKILL)
+        nonlocal left
+        if left and event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"):
+            path = str(arguments[0])
+            left -= path.startswith(str(folder)) and Path(path).name.startswith(point.name)
+            if not left:
+                (os.killpg if point.group else os.kill)(os.getpid(), point.by)
 
-    sys.addaudithook(hook)
+    if point.touch is not None:
+        sys.addaudithook(hook)

@@ -46,6 +46,7 @@ from feddle.data.readers.formats import (
     jpegs_hash,
 )
 from feddle.data.source import Unusable, cache_folder
+from waiting import LIMIT, patient, wait_until
 
 GREY = Contents(shape=(1, 5, 4), train=6, test=3, num_classes=10)
 IDX_NAMES = (
@@ -719,6 +720,7 @@ def test_two_processes_at_once_download_once(tmp_path: Path, site: Site) -> None
     assert left_behind(tmp_path) == {"tiny.safetensors"}
 
 
+@patient
 def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     mark = tmp_path / "npm-pid"
     programs(
@@ -736,19 +738,12 @@ def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Cal
         stderr=subprocess.PIPE,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs are started without it
     )
-    wait_for(lambda: mark.exists() and mark.read_text() != "")
+    wait_until(lambda: mark.exists() and mark.read_text() != "", "the client")
     running.send_signal(signal.SIGINT)
-    _, complaint = running.communicate(timeout=30)
+    _, complaint = running.communicate(timeout=LIMIT)
     assert b"KeyboardInterrupt" in complaint
     assert left_behind(tmp_path / "cache") == set()
-    wait_for(lambda: not alive(int(mark.read_text())))
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
+    wait_until(lambda: not alive(int(mark.read_text())), "the end of the client")
 
 
 def alive(pid: int) -> bool:

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -47,6 +46,7 @@ from feddle.training.machine import require_bfloat16
 from feddle.training.train import Recipe
 from needs import skip_without_bfloat16
 from tiny import TINY, tiny
+from waiting import LIMIT, patient, wait_until
 
 
 @pytest.fixture
@@ -518,6 +518,7 @@ def test_methods_share_clients_delays_and_start() -> None:
     assert len({tuple(line["bytes_up"] for line in r.history) for r in runs}) == 1
 
 
+@patient
 def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: Path) -> None:
     out = tmp_path / "run"
     # a shell starts background jobs with SIGINT ignored, and children inherit that: here it must work in any case
@@ -527,12 +528,10 @@ def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: 
         text=True,
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 60
     history = out / "history.jsonl"
-    while not (history.exists() and history.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: history.exists() and history.stat().st_size, "a round", out)
     running.send_signal(signal.SIGINT)
-    _, stderr = running.communicate(timeout=60)
+    _, stderr = running.communicate(timeout=LIMIT)
     assert running.returncode == 130
     assert "Traceback" not in stderr
     assert f"the rounds so far are in {out}; to continue: feddle resume {out}\n" in stderr

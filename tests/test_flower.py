@@ -948,6 +948,10 @@ def test_an_authority_that_cannot_be_read_is_told_of(tmp_path: Path, damaged: st
     (certificates.folder / damaged).write_text("damaged")
     with pytest.raises(FeddleError, match="are not a readable certificate and key"):
         certificates.make(["localhost"], 0)
+    if damaged == "ca.key":  # it is kept on another machine; without the certificate, both would be made again
+        certificates.ca_key.unlink()
+        with pytest.raises(FeddleError, match="are not a readable certificate and key; restore them"):
+            certificates.make(["localhost"], 0)
     (certificates.folder / damaged).write_bytes((other.folder / damaged).read_bytes())
     with pytest.raises(FeddleError, match=r"ca\.key is not the key of .*ca\.crt"):
         certificates.make(["localhost"], 0)

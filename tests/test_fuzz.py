@@ -155,15 +155,18 @@ EVERY_REASON = {
 }
 
 
-def attack_a_live_server(count: int, seed: int) -> Counter[str]:
-    """Bad updates between good ones; a twin that sees only the good ones must end in the same state."""
+def attack_a_live_server(count: int, seed: int, make: Callable[[], Server] = live_server) -> tuple[Counter[str], int]:
+    """Bad updates between good ones; a twin that sees only the good ones must end in the same state.
+
+    Returns how many were refused, by reason, and how many were accepted.
+    """
     rng = np.random.default_rng(seed)
-    core, twin = live_server(), live_server()
+    core, twin = make(), make()
     for step in range(25):  # enough to know the usual norm
         for each in (core, twin):
             assert each.receive(honest(each.dispatch(step % 5)))
             each.advance()
-    sent = 0
+    sent, accepted = 0, 25
     while sent < count:
         jobs = [core.dispatch(int(client)) for client in rng.integers(0, 9, size=3)]
         assert [twin.dispatch(job.client) for job in jobs] == jobs
@@ -179,20 +182,21 @@ def attack_a_live_server(count: int, seed: int) -> Counter[str]:
             assert all(each.receive(honest(job)) for job in jobs[:2])
             each.forget(jobs[2])
             each.advance()
+        accepted += 2
     assert state(core) == state(twin)
     assert not twin.refused
-    return core.refused
+    return core.refused, accepted
 
 
 def test_ten_thousand_malformed_updates_change_nothing() -> None:
-    refused = attack_a_live_server(10_000, seed=0)
+    refused, _ = attack_a_live_server(10_000, seed=0)
     assert refused.total() == 10_000
     assert set(refused) == EVERY_REASON
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_malformed_updates_change_nothing() -> None:
-    refused = attack_a_live_server(100_000, seed=1)
+    refused, _ = attack_a_live_server(100_000, seed=1)
     assert refused.total() == 100_000
     assert set(refused) == EVERY_REASON
 

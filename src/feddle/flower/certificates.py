@@ -103,7 +103,7 @@ class Certificates:
         try:
             authority = x509.load_pem_x509_certificate(self.ca.read_bytes())
             signer = serialization.load_pem_private_key(self.ca_key.read_bytes(), None)
-        except (ValueError, TypeError) as error:  # TypeError: the key has a password
+        except (OSError, ValueError, TypeError) as error:  # TypeError: the key has a password
             raise FeddleError(
                 f"{self.ca} and {self.ca_key} are not a readable certificate and key; restore them, or remove both to "
                 "make new ones, and give every machine the new ca.crt"

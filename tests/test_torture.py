@@ -1,0 +1,78 @@
+"""`make torture` runs, and finds what it looks for."""
+
+import pickle
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import torture
+from command import Said, run_process
+from malformed import CANARY, Payload, fault, yaml_payload
+from waiting import patient
+
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"), patient]
+
+
+def test_a_short_torture_finds_nothing() -> None:
+    done = run_process(sys.executable, Path(torture.__file__), "--minutes", "0", "--seed", "3")
+    assert done.code == 0, done.text
+    last = done.out.splitlines()[-1]
+    said = r"seed 3, .*: 1 runs killed \d+ times, all bit-identical; 8 malformed inputs, 400 hostile .*; no fault"
+    assert re.fullmatch(said, last), last
+
+
+def test_a_fault_is_told_with_the_command_that_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def accepts_all(*_: Any) -> Any:
+        raise AssertionError("the state has changed")
+
+    monkeypatch.setattr(torture, "attack_a_live_server", accepts_all)  # the processes of trials are forks of this one
+    monkeypatch.setattr(torture, "make_kit", lambda _: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    number = torture.TRIALS.index(torture.hostile_updates)
+    assert torture.main(["--seed", "5", "--trial", str(number)]) == 1
+    said = capsys.readouterr().out
+    assert f"FAULT in trial {number}: hostile_updates: the state has changed" in said
+    assert f"--seed 5 --trial {number}\n" in said
+    assert said.endswith("; 1 faults\n")
+    folder = Path(next(re.finditer(r"  see (.*)", said))[1])
+    assert "the state has changed" in (folder / "error").read_text()
+
+
+BAD = {
+    "a traceback": Said(1, "", "Traceback (most recent call last):\n"),
+    "exit code 1": Said(1, "", ""),
+    "exit code 2 with 2 lines": Said(2, "", "feddle: one\ntwo\n"),
+    "exit code 2 with 0 lines": Said(2, "", ""),
+    "exit code -11": Said(-11, "", ""),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_a_fault(what: str, tmp_path: Path) -> None:
+    assert (fault(BAD[what], tmp_path) or "").startswith(what)
+
+
+def test_what_is_no_fault(tmp_path: Path) -> None:
+    assert fault(Said(0, "done\n", ""), tmp_path) is None
+    assert fault(Said(2, "", "feddle: expected this\n"), tmp_path) is None
+
+
+@pytest.fixture
+def harmed(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    assert fault(Said(0, "", ""), tmp_path) == "what an input contains was run"
+
+
+def test_a_pickle_that_is_loaded_is_seen(harmed: Path) -> None:
+    pickle.loads(pickle.dumps(Payload(harmed / CANARY)))  # noqa: S301
+
+
+def test_a_tag_that_is_obeyed_is_seen(harmed: Path) -> None:
+    yaml.unsafe_load(yaml_payload(harmed))

@@ -257,6 +257,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda f: broken_table(f, cell(7, 0, "images/gone.png")),
         "images/gone.png; correct its path or leave it out",
     ),
+    "long name": (lambda f: broken_table(f, cell(7, 0, "x" * 300)), "there is no image file"),
     "missing label": (lambda f: broken_table(f, cell(3, 1, " ")), "line 4 has no label; fill it in"),
     "missing client": (
         lambda f: broken_table(f, cell(5, 2, "")),
@@ -662,6 +663,7 @@ def test_a_column_of_no_single_values_is_refused(tmp_path: Path, column: str, ki
     said = run_feddle("run", "--data", "mine", "-q")
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert f"mine: the column {column} should hold numbers or text, not" in said.err
+    assert f"set data.columns.{column} to another one" in said.err
 
 
 def test_splits_with_labels_of_different_types_are_refused(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ class Files:
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             path = self.path(missing[0])
-            wrong = f"{path} is no regular file" if path.exists() else f"there is no image file {path}"
+            held = os.path.exists(path)  # noqa: PTH110 - unlike Path.exists, it answers for any name
+            wrong = f"{path} is no regular file" if held else f"there is no image file {path}"
             raise FeddleError(f"{wrong}{more}; correct its path or leave it out")
 
 

@@ -57,12 +57,10 @@ def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] |
     image = found.pop("image")
     if not isinstance(dataset.features[image], Image):
         raise FeddleError(f"{name}: the column {image} should hold images (datasets.Image); cast it to that")
-    for column in found.values():
-        if not isinstance(dataset.features[column], ClassLabel | Value):
-            kind = type(dataset.features[column]).__name__
-            raise FeddleError(
-                f"{name}: the column {column} should hold numbers or text, not {kind}; choose another one"
-            )
+    for column, own in found.items():
+        if not isinstance(dataset.features[own], ClassLabel | Value):
+            wrong = f"the column {own} should hold numbers or text, not {type(dataset.features[own]).__name__}"
+            raise FeddleError(f"{name}: {wrong}; set data.columns.{column} to another one")
     pictures = Stored(dataset.cast_column(image, Image(decode=False)), image, torch.arange(len(dataset)), name)
     plain = dataset.remove_columns([image])  # so that no image is read for its label
     texts = {column: ["" if v is None else str(v) for v in plain[own]] for column, own in found.items()}

@@ -19,6 +19,7 @@ from feddle.core.messages import Job
 from feddle.core.packed import Int8Rows
 from feddle.core.rows import FloatRows, JoinedRows, Rows
 from feddle.core.search import SearchTask
+from feddle.data.examples import FromDataset
 from feddle.methods.convex import ConvexMerging
 from feddle.methods.fedbuff import FedBuff
 from feddle.methods.feddle.fallback import FedBuffFallback
@@ -26,6 +27,7 @@ from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch, SgdSearch
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.fedft import FedFT
+from feddle.training.parts import Parts
 from feddle.training.train import Recipe
 from three_numbers import Played, Quadratic, arrival, bench, close, numbers, weights
 
@@ -259,6 +261,18 @@ def test_feddle_plus_is_feddle_with_more_directions() -> None:
     assert strategy.blocks is not None
     assert strategy.server_anchor is not None
     assert strategy.server_anchor.holdout == ServerAnchorOptions().holdout
+    assert strategy.server_anchor.recipe.epochs == 50  # 1000 / 20 server images
+    assert isinstance(strategy.fallback, FedBuffFallback)
+    assert (strategy.fallback.buffer_size, strategy.fallback.staleness) == (3, "constant")  # 3 clients per round
+
+
+@pytest.mark.parametrize(("images", "epochs"), [(1, 1000), (30, 34), (100, 10), (999, 2), (1000, 1), (5000, 1)])
+def test_the_server_sees_a_thousand_examples_per_round(images: int, epochs: int) -> None:
+    workbench = bench()
+    examples = FromDataset(TensorDataset(torch.zeros(images, 1), torch.zeros(images, 3)))
+    parts = Parts("feddle+", workbench, Recipe(), 0, 1, 1, 1, server=examples)
+    assert ServerAnchorOptions().build(parts).recipe.epochs == epochs
+    assert ServerAnchorOptions(epochs=7).build(parts).recipe.epochs == 7
 
 
 def test_feddle_plus_has_no_server_anchor_with_data_of_another_task() -> None:

@@ -60,7 +60,7 @@ def _server_passes(config: Config) -> float:
     match config.method:
         case AtlasOptions(search=search, server_anchor=own):
             passes = 1.2 * search.iterations if isinstance(search, LbfgsSearch) else float(search.epochs)
-            return passes + (own.epochs if own else 0)
+            return passes + ((own.epochs or 1) if own else 0)
         case FedFTOptions(epochs=epochs) | ConvexOptions(epochs=epochs):
             return float(epochs)
         case FedDFOptions(epochs=epochs):

@@ -27,12 +27,15 @@ class FedBuffFallback(Options):
     name: Literal["fedbuff"] = "fedbuff"
     lr: ServerLr = 1.0
     staleness: Staleness = "sqrt"
-    buffer_size: Count = Field(
-        1, description="if fewer updates than this arrive, the step is shorter, as if the missing ones were zero"
+    buffer_size: Count | None = Field(
+        1,
+        description="if fewer updates than this arrive, the step is shorter, as if the missing ones were zero; null: "
+        "clients.per_round",
     )
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
         """η·s(τ)/max(n, B)."""
+        assert self.buffer_size is not None, "the method sets it"
         size = max(len(arrivals), self.buffer_size)
         return [self.lr * staleness_weight(self.staleness, a.staleness) / size for a in arrivals]
 

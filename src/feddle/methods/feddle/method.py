@@ -62,12 +62,15 @@ class AtlasOptions(MethodOptions):
         search = self.search
         if isinstance(search, SgdSearch) and search.step is None and outside:
             search = search.model_copy(update={"step": "theorem-2"})
+        fallback = self.fallback
+        if isinstance(fallback, FedBuffFallback) and fallback.buffer_size is None:
+            fallback = fallback.model_copy(update={"buffer_size": parts.per_round})
         regularisation = (0.01 if outside else 0.0) if self.regularisation is None else self.regularisation
         return Feddle(
             (self.objective or default_objective(parts)).build(parts),
             Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),
             search,
-            self.fallback,
+            fallback,
             anchors=self.anchors.build(parts),
             normalise=self.normalise,
             regularisation=regularisation,
@@ -94,6 +97,7 @@ class FeddlePlusOptions(AtlasOptions):
 
     needs_anchor = False  # with out-of-domain data there is none: the server cannot train on labels of another task
     name: Literal["feddle+"] = "feddle+"
+    fallback: FallbackOptions = FedBuffFallback(staleness="constant", buffer_size=None)
     coefficients: Coefficients = "class"
     server_anchor: ServerAnchorOptions | None = Field(
         ServerAnchorOptions(), description="the server's own update as one more anchor; null: none"

@@ -1,5 +1,6 @@
 """The server anchor: the server's own update as one more direction of the search."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,18 +11,22 @@ from torch import Tensor
 from feddle.core.layout import Weights
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, draw
-from feddle.methods.strategy import BatchSize, ServerEpochs
-from feddle.options import Options, Positive, no_bool
+from feddle.methods.strategy import BatchSize
+from feddle.options import Count, Options, Positive, no_bool
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench
+
+_ENOUGH = 1000  # examples that the server trains on in a round
 
 
 class ServerAnchorOptions(Options):
     """The server trains on its own data in every round, and its update is one more anchor; in-domain data only."""
 
     lr: Positive = Field(1e-4, description="learning rate of the server's training")
-    epochs: ServerEpochs = 1
+    epochs: Count | None = Field(
+        None, description="passes over the server's data per round; by default enough for 1000 examples, at least one"
+    )
     batch_size: BatchSize = 32
     holdout: Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=0.9)] = Field(
         0.2, description="share of the server's data that is not trained on and used for the search; 0: all for both"
@@ -30,8 +35,9 @@ class ServerAnchorOptions(Options):
 
     def build(self, parts: Parts) -> "ServerAnchor":
         """The anchor of a method that is built from these parts."""
-        recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
         examples, limit = parts.server_data(), parts.samples_per_round
+        epochs = self.epochs or math.ceil(_ENOUGH / min(len(examples), limit or _ENOUGH))
+        recipe = Recipe(lr=self.lr, epochs=epochs, batch_size=self.batch_size)
         return ServerAnchor(parts.bench, examples, recipe, self.holdout, self.rotate, limit, parts.seed)
 
 

@@ -1,8 +1,11 @@
 """The comparison report: reading run folders, the terminal table and the page."""
 
+import base64
 import csv
 import json
 import re
+import struct
+import zlib
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 import yaml
 from rich.console import Console
 
@@ -29,7 +33,8 @@ from feddle.report.setting import setting
 from feddle.report.words import headline, lead
 from tiny import TINY
 
-VOID = {"meta"}
+VOID = {"meta", "img"}
+PICTURES = (("src", "alt"), ("src", "alt", "width", "height"))  # attributes of a heat map and of its legend
 
 
 def make_run(
@@ -327,7 +332,7 @@ def test_the_page_shows_all_parts(tmp_path: Path) -> None:
     assert {"interrupted, round 2", "updates refused: NaN (3)", spent} <= set(document.inside("small"))
     assert f"feddle run '{tmp_path}/r/b c/config.yaml'" in document.inside("code")
     assert "Results computed with feddle 0.1.0, torch 2.13.0." in document.inside("p")
-    assert [len(drawings(html, kind)) for kind in ("curves", "strip")] == [2, 2]
+    assert (len(drawings(html, "curves")), html.count('class="heat"')) == (2, 1)
     assert list((tmp_path / "new" / "place").iterdir()) == [tmp_path / "new" / "place" / "report.html"]
 
 
@@ -412,7 +417,7 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, evil, [0.5], [-0.1], {"data": {"name": evil}}) for name in "ab"]
     html = written(folders, tmp_path)
     document = Document(html)
-    assert "img" not in [tag for tag, _ in document.elements]
+    assert {tuple(attributes) for tag, attributes in document.elements if tag == "img"} == {*PICTURES}
     assert html.count("<script") == html.count("</script>") == 2
     data = json.loads(document.inside("script")[0])
     assert data[0]["label"].startswith(evil)
@@ -423,7 +428,8 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
 def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
     html = written([make_run(tmp_path / "a", coefficients=[0.1])], tmp_path)
     assert not re.search(r"https?://|@import|url\(|<link", html)
-    assert not [tag for tag, attributes in Document(html).elements if {"src", "href"} & set(attributes)]
+    sources = [value for _, attributes in Document(html).elements for value in map(attributes.get, ("src", "href"))]
+    assert all(value.startswith("data:image/png;base64,") for value in sources if value is not None)
 
 
 NAN = float("nan")
@@ -464,6 +470,151 @@ def test_odd_runs_render(tmp_path: Path, runs: list[list[float | None]]) -> None
             assert 0 <= float(text.attrib["x"]) <= width
             assert 0 <= float(text.attrib["y"]) <= height
     printed(grid_of_runs([tmp_path / "r"]))
+
+
+# Coefficients
+
+
+def searching_run(folder: Path, *lines: dict[str, Any], **more: Any) -> Path:
+    """A run with these searches, one in each round."""
+    run = make_run(folder, accuracies=[0.5], **more)
+    text = "".join(json.dumps({"round": at, **line}) + "\n" for at, line in enumerate(lines, 1))
+    (run / "history.jsonl").write_text(text)
+    return run
+
+
+def pictures(html: str) -> list[tuple[str, list[list[int]]]]:
+    """Each heat map: what screen readers read, and its pixels as places in the palette. Zero is 25, nothing is 0."""
+    found = []
+    for text, alt in re.findall(r'<img src="data:image/png;base64,([^"]*)" alt="([^"]+)">', html):
+        data = base64.b64decode(text)
+        width, height = struct.unpack(">II", data[16:24])
+        (length,) = struct.unpack(">I", data[(at := data.index(b"IDAT")) - 4 : at])
+        pixels = zlib.decompress(data[at + 4 : at + 4 + length])
+        assert len(pixels) == height * (width + 1)
+        found.append((alt, [list(pixels[row * (width + 1) + 1 :][:width]) for row in range(height)]))
+    return found
+
+
+def captions(html: str) -> list[str]:
+    return [re.sub("<.*?>", "", text) for text in re.findall("<figure class=.heat.><figcaption>(.*?)</fig", html)]
+
+
+def row_names(html: str) -> list[list[str]]:
+    """The names of the rows of each heat map."""
+    return [re.findall("<span.*?>(.*?)</span>", text) for text in re.findall('<div class="names".*?</div>', html)]
+
+
+def notes(html: str) -> list[str]:
+    return [attributes["title"] or "" for tag, attributes in Document(html).elements if tag == "i"]
+
+
+def test_coefficients_are_a_heat_map_of_rounds_and_anchors(tmp_path: Path) -> None:
+    first = {"coefficients": [0.4, -0.2], "anchor_clients": [7, 3], "anchor_versions": [0, 1]}
+    html = written([searching_run(tmp_path / "a", first, {}, {"coefficients": [0, 0.1, -0.4, -1e-5]})], tmp_path)
+    alt, pixels = pictures(html)[0]
+    assert pixels == [[49, 0, 25], [13, 0, 31], [0, 0, 1], [0, 0, 24]]
+    assert alt == "Coefficients of feddle by round and row of the atlas, from −0.4 to 0.4; 50.0% negative."
+    assert captions(html) == ["feddle: 50.0% of the coefficients are negative."]
+    assert notes(html) == [
+        "round 1: 2 coefficients, 1 negative, from −0.2 (client 3, version 1) to 0.4 (client 7, version 0)",
+        "round 2: no search",
+        "round 3: 4 coefficients, 2 negative, from −0.4 to 0.1",
+    ]
+    assert {*notes(html)} <= {*Document(html).inside("li")}
+    assert re.findall("<span>(.*?)</span>", html)[:3] == ["−0.4", "0", "0.4"]
+
+
+def test_outliers_are_clipped_and_the_caption_says_so(tmp_path: Path) -> None:
+    lines = [{"coefficients": [0.1, -0.1, 0.4]}] * 40 + [{"coefficients": [0.1, -1e9, 0.4]}]
+    html = written([searching_run(tmp_path / "a", *lines)], tmp_path)
+    assert captions(html) == ["feddle: 33.3% of the coefficients are negative. Values beyond ±0.4 are clipped."]
+    assert [row[-1] for row in pictures(html)[0][1]] == [31, 1, 49]
+    assert ">≤ −0.4<" in html
+
+
+def test_long_runs_give_small_heat_maps(tmp_path: Path) -> None:
+    drawn = torch.randn(3001, 100, generator=torch.Generator().manual_seed(0)).tolist()
+    lines: list[dict[str, Any]] = [{"coefficients": values} for values in drawn]
+    lines[-1] |= {"blocks": [f"head {row}" for row in range(100)], "block_coefficients": drawn[:100]}
+    html = written([searching_run(tmp_path / "a", *lines)], tmp_path)
+    sizes = [(len(pixels), len(pixels[0])) for _, pixels in pictures(html)]
+    assert sizes == [(50, 116), (34, 116)]
+    assert "Each cell is the mean of 26 rounds and 2 rows." in captions(html)[0]
+    assert "Each cell is the mean of 26 rounds and 3 blocks." in captions(html)[1]
+    assert notes(html)[115].startswith("rounds 2991–3001: 1100 coefficients, ")
+    assert len(html) < 100_000
+
+
+def test_blocks_have_a_heat_map_with_the_server_as_the_last_row(tmp_path: Path) -> None:
+    # The means over the two anchors are 0.3 and 0.1, so they differ from the mean of both by ±0.1.
+    table = [[0.5, 0.4], [0.1, -0.2], [1.0, 0.8]]
+    line = {"coefficients": [0.45, -0.05], "blocks": ["conv1", "<head> 0"], "block_coefficients": table}
+    html = written([searching_run(tmp_path / "a", line)], tmp_path)
+    (_, anchors), (alt, pixels) = pictures(html)
+    assert (len(anchors), pixels) == (2, [[49], [1], [1]])
+    assert captions(html)[1].startswith(
+        "feddle: mean coefficient of each block over the anchors, minus the mean of all"
+    )
+    assert "the coefficient of the server’s own update, minus 1" in captions(html)[1]
+    assert "lowest 0.1 (&lt;head&gt; 0), highest 0.3 (conv1), server 0.9." in alt
+    assert row_names(html) == [["1", ""], ["conv1", "&lt;head&gt; 0", "server − 1"]]
+    assert "<head> 0: mean 0.1, mean size 0.3" in Document(html).inside("li")
+
+
+def test_a_server_without_blocks_is_the_last_row_of_the_anchors(tmp_path: Path) -> None:
+    lines = {"coefficients": [0.2, 0.1], "server_coefficient": 0.8}, {"coefficients": [0.2]}
+    html = written([searching_run(tmp_path / "a", *lines)], tmp_path)
+    assert [pixels for _, pixels in pictures(html)] == [[[49, 49], [37, 0], [1, 0]]]
+    assert notes(html) == [
+        "round 1: 2 coefficients, 0 negative, from 0.1 to 0.2, server 0.8",
+        "round 2: 1 coefficient, 0 negative, from 0.2 to 0.2",
+    ]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"blocks": 3},
+        {"blocks": ["a"]},
+        {"blocks": ["a", None]},
+        {"block_coefficients": "x"},
+        {"block_coefficients": [[0.1, 0.2], 5]},
+        {"block_coefficients": [[0.1, 0.2], [0.1]]},
+        {"block_coefficients": [[0.1, 0.2], [NAN, 0.1]]},
+        {"block_coefficients": [[0.1, 0.2]] * 5},
+        {"block_coefficients": []},
+        {"anchor_clients": {"a": 1}, "anchor_versions": [0], "blocks": None},
+        {"anchor_clients": [1, "x"], "server_coefficient": [1], "blocks": None},
+        {"server_coefficient": NAN, "blocks": []},
+    ],
+    ids=json.dumps,
+)
+def test_damaged_blocks_are_ignored(tmp_path: Path, damage: dict[str, Any]) -> None:
+    good = {"coefficients": [0.1, 0.2], "anchor_clients": [1, 2], "anchor_versions": [0, 0], "blocks": ["a", "b"]}
+    html = written([searching_run(tmp_path / "a", good | {"block_coefficients": [[0, 0.2]] * 2} | damage)], tmp_path)
+    assert [pixels for _, pixels in pictures(html)] == [[[37], [49]]]
+
+
+@pytest.mark.parametrize("at", [-3, 0, True, 10**400, 10**29, 1.5], ids=str)
+def test_odd_rounds_and_tiny_coefficients_render(tmp_path: Path, at: Any) -> None:
+    odd = {"round": at, "coefficients": [0, 5e-324, 1e-17], "server_coefficient": 1}
+    Document(written([searching_run(tmp_path / "a", odd, {"coefficients": [0]})], tmp_path))
+
+
+def test_a_real_run_of_feddle_plus_shows_its_blocks_and_its_server(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump({**TINY, "method": {"name": "feddle+", "search": {"epochs": 1}}}))
+    said = run_feddle("run", tmp_path / "c.yaml", "--out", tmp_path / "run", "-q")
+    assert said.code == 0, said.err
+    html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    (_, anchors), (_, blocks) = pictures(html)
+    lines = read_run(tmp_path / "run").history
+    assert len(anchors) == max(len(line["coefficients"]) for line in lines)
+    assert len(blocks) == len(lines[-1]["blocks"]) + 1
+    assert row_names(html)[1] == [*lines[-1]["blocks"], "server − 1"]
+    highest = max(range(len(lines[-1]["coefficients"])), key=lines[-1]["coefficients"].__getitem__)
+    client, version = lines[-1]["anchor_clients"][highest], lines[-1]["anchor_versions"][highest]
+    assert f"(client {client}, version {version}), server " in notes(html)[3]
 
 
 def test_two_processes_may_write_a_page_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

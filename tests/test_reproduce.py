@@ -454,7 +454,8 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     assert "75.0 ± 7.1" not in document.inside("td")
     assert "45.0 ± 7.1" in document.inside("td")
     assert any("paper 80.0 ± 1.0" in text for text in document.inside("small"))
-    assert [len(drawings(html, kind)) for kind in ("curves", "strip", "bars")] == [4, 8, 4]
+    assert [len(drawings(html, kind)) for kind in ("curves", "bars")] == [4, 4]
+    assert html.count('class="heat"') == 4
     assert "1 cell: no <data> of Mars" in " ".join(document.inside("li"))
     assert any("CIFAR-10 guides instead of ImageNet" in text for text in document.inside("p"))
     assert "feddle x" in document.inside("code")

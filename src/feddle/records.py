@@ -44,6 +44,11 @@ class HistoryLine(TypedDict, total=False):
     bytes_down: int  # sent to the clients since the run began
     loss: float | None  # mean training loss of the updates that arrived
     coefficients: list[float]  # of the search, one for each anchor
+    anchor_clients: list[int]
+    anchor_versions: list[int]
+    blocks: list[str]  # their names, if an anchor has a coefficient for each block
+    block_coefficients: list[list[float]]  # a row for each anchor, and one for the server's own update if there is one
+    server_coefficient: float  # of the server's own update, without blocks
     negative_share: float  # share of the coefficients below zero
     accuracy: float  # only in rounds with an evaluation
     test_loss: float
@@ -152,11 +157,6 @@ class RunRecord:
         return [(line["round"], line["accuracy"]) for line in self.history if "accuracy" in line]
 
     @property
-    def coefficients(self) -> list[tuple[int, list[float]]]:
-        """The coefficients of every round with a search, as (round, values)."""
-        return [(line["round"], line["coefficients"]) for line in self.history if line.get("coefficients")]
-
-    @property
     def status(self) -> str:
         """The status of a run that is not finished; empty if it is finished."""
         if self.result and self.result.get("finished", True):
@@ -263,6 +263,14 @@ def _counts(value: object) -> dict[str, int]:
     return {one_line(reason, _LONGEST): count for reason, count in found if isinstance(count, int)}
 
 
+def _integers(value: object) -> list[int] | None:
+    return [each for each in value if isinstance(each, int)] if isinstance(value, list) else None
+
+
+def _floats(value: object) -> list[float] | None:
+    return [each for each in map(finite, value) if each is not None] if isinstance(value, list) else None
+
+
 def _refusals(value: object) -> list[Refusal]:
     found = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
     pairs = [(each.get("client"), each.get("reason")) for each in found]
@@ -289,9 +297,14 @@ def _mapping(value: object) -> dict[str, Any] | None:
 _NUMBERS = ("accuracy", "last_accuracy", "negative_share", "seconds", "bytes_up", "bytes_down")
 _FIELDS: Mapping[str, Callable[[object], object]] = {
     **dict.fromkeys(_NUMBERS, finite),
-    "round": lambda value: value if isinstance(value, int) else None,
-    "staleness": lambda value: [v for v in value if isinstance(v, int)] if isinstance(value, list) else None,
-    "coefficients": lambda value: [v for v in map(finite, value) if v is not None] if isinstance(value, list) else None,
+    "round": lambda value: value if isinstance(value, int) and 0 <= value < _LARGEST else None,
+    **dict.fromkeys(("staleness", "anchor_clients", "anchor_versions"), _integers),
+    "coefficients": _floats,
+    "blocks": lambda value: (
+        [one_line(v, _LONGEST) for v in value if isinstance(v, str)] if isinstance(value, list) else None
+    ),
+    "block_coefficients": lambda value: [_floats(v) or [] for v in value] if isinstance(value, list) else None,
+    "server_coefficient": finite,
     "refused": _counts,
     "privacy": _privacy,
 }

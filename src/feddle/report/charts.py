@@ -1,4 +1,4 @@
-"""The charts of a report: curves over rounds, the coefficients of searches, and the staleness of updates."""
+"""The charts of a report: curves over rounds, and the staleness of updates."""
 
 import json
 import math
@@ -8,18 +8,15 @@ from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 
-from feddle.records import RunRecord
 from feddle.report.axes import Axis, Size, drawing, frame, margin_for, round_axis, spread, thinned, value_axis
 from feddle.report.markup import Markup, each, element, folded, join, table
-from feddle.report.numbers import NONE, percent
+from feddle.report.numbers import NONE
 
 COLOURS = 6  # `.s0` to `.s5` in page.css; further lines repeat them with another dash pattern.
 DASHES = (None, "7 3", "2 3", "9 3 2 3")
 LABEL_WIDTH = 7.6  # pixels of a character in a label, in a wide font
 LABEL_GAP = 14.0
 MOST_HITS = 120  # points of a chart that show their value without a script
-
-Rounds = list[tuple[int, list[float]]]
 
 
 def _sizes(wide: float, narrow: float) -> tuple[Size, Size]:
@@ -175,50 +172,6 @@ def _values_for_script(curves: Sequence[Curve], unit: str) -> Markup:
     # Inside a script element only `<` could end the data early; JSON may write it as \u003c.
     text = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
     return Markup(f'<script type="application/json">{text}</script>')
-
-
-def coefficient_chart(run: RunRecord, title: str) -> Markup:
-    """The coefficients of a run with a search, over rounds."""
-    share = percent(run.negative_share)
-    negative = element("span", "negative", class_="below")
-    caption = element("figcaption", element("strong", title), f": {share} of the coefficients are ", negative, ".")
-    values = [value for _, found in run.coefficients for value in found]
-    spoken = f"Coefficients of {title} over rounds, {_range(values)}; {share} negative."
-    drawn = (_draw_coefficients(run.coefficients, values, size, spoken) for size in _sizes(220, 200))
-    return element("figure", caption, *drawn)
-
-
-def _draw_coefficients(rounds: Rounds, values: Sequence[float], size: Size, spoken: str) -> Markup:
-    y = value_axis([*values, 0.0], start=size.height - 44, end=10, most_ticks=4, least_span=0.01)
-    x = round_axis(rounds[-1][0], margin_for(y), size.width - 12, size.most_rounds)
-    zero = y.place(0.0)
-    return drawing(
-        size,
-        "strip",
-        spoken,
-        frame(x, y),
-        element("line", x1=x.start, x2=x.end, y1=zero, y2=zero, class_="zero"),
-        element("path", d=_dots(rounds, x, y, negative=False), class_="above"),
-        element("path", d=_dots(rounds, x, y, negative=True), class_="below"),
-        *(_hit(at, found, x, y) for at, found in thinned(rounds, MOST_HITS)),
-    )
-
-
-def _dots(rounds: Rounds, x: Axis, y: Axis, *, negative: bool) -> str:
-    # One path of zero-length strokes with round caps. Dots on the same pixel are drawn once, to keep the page small.
-    values = ((at, value) for at, found in rounds for value in found if (value < 0) is negative)
-    places = {(round(x.place(at)), round(y.place(value))) for at, value in values}
-    return "".join(f"M{left} {top}h0" for left, top in sorted(places))
-
-
-def _hit(at: int, found: list[float], x: Axis, y: Axis) -> Markup:
-    below = sum(value < 0 for value in found)
-    title = element("title", f"round {at}: {len(found)} coefficients, {below} negative, {_range(found)}")
-    return element("rect", title, x=x.place(at) - 3, y=y.end, width=6, height=y.start - y.end, class_="hit")
-
-
-def _range(values: Sequence[float]) -> str:
-    return f"from {min(values):.3g} to {max(values):.3g}".replace("-", "−")
 
 
 def staleness_chart(values: Sequence[int], caption: str) -> Markup:

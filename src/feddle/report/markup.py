@@ -21,7 +21,7 @@ def element(name: str, *children: str | None, **attributes: str | float | None) 
             # Tenths of a pixel are finer than any screen, and keep the file small.
             text = value if isinstance(value, str) else f"{round(value, 1):g}"
             opening += f' {key.rstrip("_").replace("_", "-")}="{escape(text)}"'
-    return Markup(f"<{opening}>{join(*children)}</{name}>")
+    return Markup(f"<{opening}>" if name == "img" else f"<{opening}>{join(*children)}</{name}>")
 
 
 def join(*children: str | None) -> Markup:

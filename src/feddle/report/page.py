@@ -10,7 +10,8 @@ import yaml
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.records import CellRecord
-from feddle.report.charts import Curve, coefficient_chart, curve_chart, staleness_chart
+from feddle.report.charts import Curve, curve_chart, staleness_chart
+from feddle.report.coefficients import coefficient_figures
 from feddle.report.grid import CENTER, Grid, Panel
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
 from feddle.report.numbers import NONE, counted
@@ -178,17 +179,19 @@ def _lines(panel: Panel, column: int, servers: Sequence[str | None] | None, key:
 def _coefficients(panel: Panel) -> Markup | None:
     charts = []
     for (row, column), cell in panel.cells.items():
-        for run in [run for run in cell.runs[:1] if run.coefficients]:
+        for run in cell.runs[:1]:
             head = "" if column is None or not panel.columns[column] else f", {panel.heads[column]}"
             seed = f", seed {run.config.get('seed')}" if len(cell.runs) > 1 else ""
-            charts.append(coefficient_chart(run, f"{panel.rows[row]}{head}{seed}"))
+            charts.append(coefficient_figures(run, f"{panel.rows[row]}{head}{seed}"))
     text = (
-        "Each dot is the coefficient of one anchor (the update of a client) in the search of that round. The model"
-        " moves away from anchors with negative coefficients."
+        "The coefficient of each anchor (the update of a client) in the search of each round. The rows are those of the"
+        " atlas; a new anchor takes the row of the one that it replaces, and a blank cell has none. The model moves"
+        " away from anchors with negative coefficients."
     )
-    more = charts[_SHOWN:]
+    shown = list(filter(None, charts))
+    more = shown[_SHOWN:]
     rest = folded(f"{len(more)} more", *more) if more else None
-    return _section("Coefficients", panel, text, *charts[:_SHOWN], rest)
+    return _section("Coefficients", panel, text, *shown[:_SHOWN], rest)
 
 
 def _staleness(panel: Panel) -> Markup | None:

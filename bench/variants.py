@@ -1,7 +1,7 @@
 """Compare Feddle's options in whole runs over several seeds with a small network.
 
-Each grid varies one option of `experiments/small.yaml`. Runs are made one after the other, into a folder. Finished runs
-in the folder are not run again. Prints a table: accuracy in per cent (best of the last five evaluations), last
+Each grid varies options of `experiments/small.yaml`; `directions` varies those of `experiments/few-images.yaml`. Runs
+are made one after the other, into a folder. Finished runs in the folder are not run again. Prints a table: accuracy in per cent (best of the last five evaluations), last
 accuracy, and accuracy after a quarter of the rounds, each as mean ± standard deviation over the seeds. The last column
 is the CPU time of the server and the clients together, divided by that of the first row.
 """
@@ -19,7 +19,12 @@ from feddle.run.folder import run_config
 from feddle.run.load import load_config
 
 CONFIG = Path("experiments/small.yaml")
+CONFIGS = {"directions": Path("experiments/few-images.yaml")}  # other grids use CONFIG
 OUTSIDE = ["data.server.name=cifar-10", "data.server.samples=50000", "data.channels=3", "data.image_size=32"]
+_SERVER = "method.server_anchor={epochs: 1, holdout: 0}"
+_STEP = "method.fallback={{name: fedbuff, buffer_size: null, staleness: {}}}"
+_WIDE = ["method.coefficients=class", "method.server_anchor={holdout: 0}"]
+_STILL = ["method.server_anchor={holdout: 0}", "method.search.lr=1e-9"]
 GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "searches": {
         "paper: Adam 1e-3, 1 pass": ["method.search={name: paper, lr: 0.001}"],
@@ -32,6 +37,23 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "lbfgs, 5 steps": ["method.search={name: lbfgs, iterations: 5}"],
         "lbfgs, 10 steps": ["method.search={name: lbfgs, iterations: 10}"],
         "sgd, Lemma 1, 1 pass": ["method.search=sgd"],
+    },
+    "directions": {
+        "FedBuff": ["method=fedbuff"],
+        "Center": ["method=center"],
+        "Fed+FT on FedBuff": ["method={name: fed+ft, base: fedbuff}"],
+        "Fed+FT on FedBuff, 10 passes": ["method={name: fed+ft, base: fedbuff, epochs: 10}"],
+        "feddle": [],
+        "feddle, layer": ["method.coefficients=layer"],
+        "feddle, class": ["method.coefficients=class"],
+        "feddle, server anchor": [_SERVER],
+        "feddle, class, server anchor": ["method.coefficients=class", _SERVER],
+        "and 20 % held out": ["method.coefficients=class", "method.server_anchor={epochs: 1, holdout: 0.2}"],
+        "and calibrated": ["method.coefficients=class", _SERVER, "method.anchors=calibrated"],
+        "no search, server anchor": [*_STILL, _STEP.format("sqrt")],
+        "no search, server anchor, no staleness weight": [*_STILL, _STEP.format("constant")],
+        "and calibrated anchors": [*_STILL, _STEP.format("constant"), "method.anchors=calibrated"],
+        "class, server anchor, no staleness weight": [*_WIDE, _STEP.format("constant")],
     },
     "storage": {
         "float32": ["method.storage=float32"],
@@ -73,13 +95,13 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
 }
 
 
-def accuracies(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def accuracies(config: Path, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """A run's evaluations in per cent and its CPU time. It is run first unless its folder holds a finished run."""
     kept = folder / "measured.json"
     if not kept.exists():
         shutil.rmtree(folder, ignore_errors=True)
         began = process_time()
-        run = run_config(load_config(CONFIG, overrides), folder, quiet=True)
+        run = run_config(load_config(config, overrides), folder, quiet=True)
         found = [100 * line["accuracy"] for line in run.history if "accuracy" in line]
         kept.write_text(json.dumps({"accuracies": found, "seconds": process_time() - began}))
     measured: dict[str, Any] = json.loads(kept.read_text())
@@ -96,8 +118,9 @@ def main() -> None:
     print(f"| {arguments.grid} | accuracy | last | after a quarter | CPU time |\n|---|---|---|---|---|")
     unit = None
     for name, overrides in GRIDS[arguments.grid].items():
+        config, folder = CONFIGS.get(arguments.grid, CONFIG), arguments.out / arguments.grid
         runs = [
-            accuracies(arguments.out / arguments.grid / f"{name}-seed{seed}", [*overrides, f"seed={seed}", "workers=0"])
+            accuracies(config, folder / f"{name}-seed{seed}", [*overrides, f"seed={seed}", "workers=0"])
             for seed in arguments.seeds
         ]
         seconds = fmean(run["seconds"] for run in runs)

@@ -84,10 +84,10 @@ def at_the_server(
 def run_in_folder(run: Run[Network], out: Path, listener: Listener | None = None) -> None:
     """Run to the end in a folder, or continue the run in it; every merge is followed by a checkpoint."""
     folder = RunFolder(out)
+    check_no_simulation(out)
     with folder.locked():
         if folder.is_finished():
             raise FeddleError(f"{out} holds a finished federation; name another folder with out")
-        check_no_simulation(out)
         if folder.checkpoint.facts() is None:  # nothing was merged yet, so the settings may still change
             folder.begin(run.plan)
         folder.restore(run)

@@ -55,6 +55,7 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "no search, server anchor, no staleness weight": [*_STILL, _STEP.format("constant")],
         "and calibrated anchors": [*_STILL, _STEP.format("constant"), "method.anchors=calibrated"],
         "class, server anchor, no staleness weight": [*_WIDE, _STEP.format("constant")],
+        "feddle+": ["method=feddle+"],
     },
     "storage": {
         "float32": ["method.storage=float32"],

@@ -59,6 +59,11 @@ def test_the_factors_of_an_adapter_are_one_block() -> None:
     assert class_blocks(layout).names == ("query", "head 0", "head 1", "head 2")
 
 
+def test_a_layer_with_a_parametrised_weight_is_one_block() -> None:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    assert layer_blocks(Layout.of(nn.Sequential(layer, nn.Linear(2, 3)))).names == ("0", "1")
+
+
 def test_a_head_without_rows_of_classes_is_one_block() -> None:
     names = ["0.weight", "head.lora_A.default.weight", "head.lora_B.default.weight"]
     layout = Layout(tuple(map(Slot, names, [(2,), (3, 4), (3, 3)], [0, 2, 14])), (), 2, "digest", "head")
@@ -202,6 +207,23 @@ def test_the_search_starts_at_fed_ft_on_the_fallback() -> None:
             model = merged
 
 
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+@pytest.mark.parametrize("coefficients", ["shared", "class"])
+@pytest.mark.parametrize("search", ["paper", "sgd", "lbfgs"])
+def test_rounds_before_the_first_arrival(storage: str, coefficients: str, search: str) -> None:
+    method = {"server_anchor": {}, "storage": storage, "coefficients": coefficients, "search": search}
+    run = simulate(method, delays={"sigma": 50.0})
+    assert run.history[0]["arrivals"] == 0
+    assert run.history[0]["coefficients"] == []
+
+
+def test_a_search_without_any_direction_stays_where_it_is() -> None:
+    anchor = ServerAnchor(bench(), numbers(), Recipe(lr=1e-30), holdout=0.0)
+    search = SgdSearch(epochs=1, batch_size=4)
+    strategy = Played(Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), server_anchor=anchor))
+    assert torch.equal(strategy.merge(MODEL, []).vector, MODEL.vector)
+
+
 def test_the_server_anchor_is_not_in_the_atlas() -> None:
     strategy = with_blocks(None, server_anchor=ServerAnchor(bench(), numbers(), Recipe(lr=0.01), holdout=0.0))
     strategy.merge(MODEL, [])
@@ -212,16 +234,23 @@ def test_the_server_anchor_is_not_in_the_atlas() -> None:
     assert strategy.notes["anchor_clients"] == [3]
 
 
+def test_at_least_one_example_is_trained_on() -> None:
+    one = FromDataset(TensorDataset(torch.zeros(1, 1), torch.zeros(1, 3)))
+    kept, held = ServerAnchor(bench(), one, Recipe(), holdout=0.9).split(1)
+    assert kept.tolist() == held.tolist() == [0]
+
+
 @given(share=st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9]), round=st.integers(1, 500), rotate=st.booleans())
 def test_held_out_examples_are_not_trained_on(share: float, round: int, rotate: bool) -> None:
-    anchor = ServerAnchor(bench(), numbers(), Recipe(), holdout=share, rotate=rotate)
+    count = 20
+    examples = FromDataset(TensorDataset(torch.zeros(count, 1), torch.zeros(count, 3)))
+    anchor = ServerAnchor(bench(), examples, Recipe(), holdout=share, rotate=rotate)
     kept, held = (set(part.tolist()) for part in anchor.split(round))
-    count = len(numbers())
     assert kept | held == set(range(count))
-    if share * count >= 0.5:
+    if share:
         assert not kept & held
         assert len(held) == int(share * count + 0.5)
-        assert (held == set(anchor.split(round + 1)[1].tolist())) is not (rotate and len(held) < count)
+        assert (held == set(anchor.split(round + 1)[1].tolist())) is not rotate
 
 
 def simulate(method: dict[str, Any], **more: Any) -> feddle.Run[Any]:
@@ -278,7 +307,7 @@ def test_the_server_sees_a_thousand_examples_per_round(images: int, epochs: int)
 def test_feddle_plus_has_no_server_anchor_with_data_of_another_task() -> None:
     strategy = simulate({"name": "feddle+"}, server_classes=2).server.strategy
     assert isinstance(strategy, Feddle)
-    assert strategy.blocks is not None
+    assert strategy.blocks is None, "the surrogate has no gradient at the clients' head"
     assert strategy.server_anchor is None
 
 

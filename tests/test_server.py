@@ -12,6 +12,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Merged, Update
 from feddle.methods.fedavg import FedAvg
+from feddle.methods.fedbuff import FedBuff
 from feddle.server import Server
 from three_numbers import close, state, weights
 
@@ -181,6 +182,24 @@ def test_an_update_is_not_long_beside_a_model_of_its_own_norm() -> None:
     job = core.dispatch(1)
     assert not core.receive(update(job, 0.0, 5.1, 0.0)), "a hundred times a hundredth of the model's norm 5"
     assert core.receive(update(job, 0.0, 4.9, 0.0))
+
+
+def test_a_model_that_starts_at_zero_sets_no_limit() -> None:
+    core = Server(weights(0.0, 0.0, 0.0), FedBuff(buffer_size=1, lr=0.01), max_norm_ratio=100.0)
+    for _ in range(40):  # after the first step the model's norm is 0.01, a hundredth of every update's
+        assert core.receive(update(core.dispatch(0), 1.0, 0.0, 0.0))
+        core.advance()
+    assert not core.refused
+
+
+def test_attackers_cannot_raise_the_limit_through_the_model() -> None:
+    core = Server(weights(3.0, 4.0, 0.0), FedBuff(buffer_size=1), max_norm_ratio=100.0)
+    for step in range(200):  # one client in ten sends as much as it may
+        job = core.dispatch(step % 10)
+        core.receive(update(job, 499.0 if step % 10 == 0 and step < 20 else 0.1, 0.0, 0.0))
+        core.advance()
+    late = core.dispatch(0)
+    assert not core.receive(update(late, 11.0, 0.0, 0.0)), "the median was 0.1, whatever became of the model"
 
 
 def test_until_enough_norms_are_known_the_model_stands_for_their_median() -> None:

@@ -1,16 +1,16 @@
 """Waiting: as long as there is progress, and not much longer."""
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import needs
 from command import PYTHON, run_process
 from waiting import StuckError, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads CPU times in /proc")
+pytestmark = needs.linux
 
 
 def seconds_of(code: str, *outputs: Path, still: float = 2.0, limit: float = 300.0) -> float:

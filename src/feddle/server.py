@@ -19,7 +19,7 @@ from feddle.methods.strategy import Strategy, average_buffers, state_of
 from feddle.options import Options, no_bool
 
 RECENT, ENOUGH = 100, 20  # largest and smallest number of norms used for the median
-_SMALL = 0.01  # share of the model's norm below which no update counts as long
+_SMALL = 0.01  # share of the initial model's norm below which no update counts as long
 _LISTED = 1000  # largest number of refusals in one line of the history
 
 
@@ -29,8 +29,8 @@ class Checks(Options):
     max_norm_ratio: Annotated[float, BeforeValidator(no_bool), Field(gt=1, le=1e6)] | None = Field(
         100.0,
         description="largest norm of an update, relative to the usual norm; longer updates are refused; null: no "
-        "limit. The usual norm is the highest median of 100 successive updates so far, and at least a hundredth of the "
-        "model's norm; until 20 updates have arrived, it is the model's norm",
+        "limit. The usual norm is the highest value so far of the median over the last 100 accepted updates, and at "
+        "least a hundredth of the initial model's norm; until 20 updates are accepted, it is the initial model's norm",
     )
 
 
@@ -68,6 +68,7 @@ class Server:
         self.digest = digest
         self.max_norm_ratio = max_norm_ratio
         self.state = ServerState(model)
+        self._initial_norm = torch.linalg.vector_norm(model.vector).item()  # no update can change it
         self._arrivals: list[Arrival] = []
         self._refusals: list[dict[str, Any]] = []  # since the last merge
         self._jobs_from: Counter[int] = Counter()  # jobs in flight, by version
@@ -207,6 +208,6 @@ class Server:
     def _fault_of_norm(self, update: Update) -> str | None:
         if self.max_norm_ratio is None:
             return None
-        own = torch.linalg.vector_norm(self.model.vector).item()
-        usual = max(self.state.usual_norm, _SMALL * own) if self.state.usual_norm else own
+        own, known = self._initial_norm, self.state.usual_norm
+        usual = max(known, _SMALL * own) if known else own  # a model of zeros sets no limit until enough are known
         return "too long" if usual and norm(update).item() > self.max_norm_ratio * usual else None

@@ -127,7 +127,7 @@ class SearchSpace:
         return coefficients.view(len(self.scales), self._width)
 
     def in_every_block(self, coefficients: Tensor) -> Tensor:
-        """The coefficients of a step that gives each anchor (m,) the same coefficient in all its blocks."""
+        """One coefficient per anchor (m,), repeated for each block (m·B,)."""
         return coefficients.repeat_interleave(self._width)
 
     @property

@@ -18,11 +18,12 @@ Coefficients = Annotated[
     ),
 ]
 _ADAPTER = re.compile(r"\.lora_.*$")  # peft's names of the two factors of an adapter
+_WRAPPED = re.compile(r"(\.lora_.*|\.base_layer|\.parametrizations\..*)$")  # parts of one layer
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Successive coordinates: `rows` rows of `width` numbers. The k-th row belongs to block `block` + k."""
+    """A range of the flat vector, read as a `rows` × `width` matrix; row k belongs to block `block` + k."""
 
     start: int
     rows: int
@@ -66,7 +67,7 @@ def layer_blocks(layout: Layout) -> Blocks:
 def class_blocks(layout: Layout) -> Blocks:
     """As `layer_blocks`, but each output row of the head is a block with its bias, because a client knows few classes.
 
-    A head that has no such rows, such as an adapted one, is one block.
+    If the head is a LoRA adapter, or its tensors differ in their first dimension, the head is one block.
     """
     head = [slot for slot in layout.parameters if slot.start >= layout.head_start]
     whole = any(_ADAPTER.search(slot.name) or slot.shape[:1] != head[0].shape[:1] for slot in head)
@@ -86,7 +87,7 @@ def _blocks(whole: Sequence[Slot], by_row: Sequence[Slot]) -> Blocks:
 
 
 def _module(slot: Slot) -> str:
-    return _ADAPTER.sub("", slot.name.rpartition(".")[0])
+    return _WRAPPED.sub("", slot.name.rpartition(".")[0])
 
 
 def _size(slot: Slot) -> int:

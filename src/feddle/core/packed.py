@@ -48,7 +48,8 @@ class Int8Rows:
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`."""
         out = torch.empty_like(origin)
-        scaled = coefficients.view(len(self), -1).T * self.scales  # (B, m)
+        width = 1 if blocks is None else len(blocks)
+        scaled = coefficients.view(len(self), width).T * self.scales  # (B, m)
         _combine(self.codes.numpy(), scaled.contiguous().numpy(), origin.numpy(), out.numpy(), self._segments(blocks))
         return out
 

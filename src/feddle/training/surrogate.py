@@ -147,7 +147,10 @@ class SurrogateObjective:
 
     def __post_init__(self) -> None:
         if self.layout.head_name is None:
-            raise FeddleError("out-of-domain guidance replaces the model's last linear layer, but the model has none")
+            raise FeddleError(
+                "out-of-domain guidance needs a trainable linear layer inside the model as its head, but found none; "
+                "add one, or use in-domain data"
+            )
         self._head = self.model.get_submodule(self.layout.head_name)
         self._current = self.examples
         self.state = SurrogateState(None, getattr(self.targets, "state", None))

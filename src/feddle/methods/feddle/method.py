@@ -28,7 +28,7 @@ from feddle.training.parts import Parts
 class AtlasOptions(MethodOptions):
     """The options of Feddle and its variants. The defaults are the paper's."""
 
-    needs_anchor: ClassVar[bool] = True  # whether a server anchor without data of the clients' task is an error
+    adapts: ClassVar[bool] = False  # whether out-of-domain data turns off what needs labels of the clients' task
     atlas_size: Count | None = Field(
         None, description="largest number of anchors (M); by default 2 × clients.per_round"
     )
@@ -76,12 +76,12 @@ class AtlasOptions(MethodOptions):
             regularisation=regularisation,
             seed=parts.seed,
             observe=parts.observe,
-            blocks=make_blocks(self.coefficients, parts.bench.layout),
+            blocks=None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout),
             server_anchor=self._server_anchor(parts),
         )
 
     def _server_anchor(self, parts: Parts) -> ServerAnchor | None:
-        if self.server_anchor is None or (parts.out_of_domain and not self.needs_anchor):
+        if self.server_anchor is None or (parts.out_of_domain and self.adapts):
             return None
         return self.server_anchor.build(parts)
 
@@ -95,7 +95,7 @@ class FeddleOptions(AtlasOptions):
 class FeddlePlusOptions(AtlasOptions):
     """Feddle with more directions: a coefficient per layer and class, and the server's own update as an anchor."""
 
-    needs_anchor = False  # with out-of-domain data there is none: the server cannot train on labels of another task
+    adapts = True  # other labels cannot train the server's model, and have no gradient at the clients' head
     name: Literal["feddle+"] = "feddle+"
     fallback: FallbackOptions = FedBuffFallback(staleness="constant", buffer_size=None)
     coefficients: Coefficients = "class"

@@ -68,6 +68,8 @@ class SgdSearch(Options):
 
     def _rate(self, task: SearchTask, smooth: float, steps: int) -> float:
         squared = float(task.space.lengths().square().sum())  # ‖Δ‖² = Σ‖ā‖²
+        if not squared:  # no anchor has a direction, so no step moves the model
+            return 0.0
         if self.step == "theorem-2":
             return min(1 / (2 * smooth * steps * squared), 1 / (2 * smooth * steps * math.sqrt(squared)))
         return 1 / (smooth * squared)

@@ -29,7 +29,8 @@ class ServerAnchorOptions(Options):
     )
     batch_size: BatchSize = 32
     holdout: Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=0.9)] = Field(
-        0.2, description="share of the server's data that is not trained on and used for the search; 0: all for both"
+        0.2,
+        description="share of the server's data kept for the search and never trained on; 0: train and search on all",
     )
     rotate: bool = Field(False, description="hold out other examples in each round")
 
@@ -45,8 +46,8 @@ class ServerAnchorOptions(Options):
 class ServerAnchor:
     """Trains from the fallback's point w′ to w″. The anchor is w″ − w′, with scale 1 and start 1.
 
-    So the search starts at w″, which is Fed+FT on the fallback. A model knows the examples that it was trained on, and
-    their gradient soon says little. So a share `holdout` of the examples is kept for the search.
+    So the search starts at w″, which is Fed+FT on the fallback. After a few rounds the model fits its training
+    examples, so their gradient no longer guides the search. Therefore a share `holdout` is kept for the search.
     """
 
     bench: Workbench
@@ -66,7 +67,7 @@ class ServerAnchor:
     def split(self, round: int) -> tuple[Tensor, Tensor]:
         """The indices of the examples to train on, and of those to search on."""
         count = len(self.examples)
-        held = int(self.holdout * count + 0.5)
+        held = min(int(self.holdout * count + 0.5), count - 1)  # train on at least one
         if not held:
             return torch.arange(count), torch.arange(count)
         order = torch.randperm(count, generator=torch_generator(seed_for(self.seed, "holdout")))

@@ -6,8 +6,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,35 +76,51 @@ def _captured(name: str, descriptor: int) -> Iterator[Callable[[], str]]:
 def fork_feddle(*words: str, cwd: Path, prepare: Callable[[], object] = int, fresh: bool = False) -> int:
     """Start `feddle WORDS` as a fork of this process, which imports nothing again unless it is `fresh`; return its id.
 
-    It leads a process group, and writes to the files `stdout` and `stderr` in `cwd`. It first calls `prepare`.
+    It leads a process group, and writes to the files `stdout` and `stderr` in `cwd`. It first calls `prepare`. Signals
+    reach it when it begins, not before.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if child:
-        return child
+    with (cwd / "stdout").open("wb") as out, (cwd / "stderr").open("wb") as err:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        child = os.fork()
+        if child:
+            with suppress(OSError):  # the child does the same; one of the two is first
+                os.setpgid(child, child)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            return child
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
     code = 1
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         os.chdir(cwd)
-        for name, descriptor in (("stdout", 1), ("stderr", 2)):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), descriptor)
         torch.set_num_threads(1)  # the parent's OpenMP threads did not come with the fork: waiting for them hangs
         prepare()
-        signal.signal(signal.SIGINT, signal.SIG_DFL if fresh else signal.default_int_handler)  # it may be ignored
-        if fresh:
-            os.execv(FEDDLE[0], [*FEDDLE, *words])  # noqa: S606
-        sys.argv = ["feddle", *words]
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
+        code = _main(words, fresh=fresh)
     except BaseException:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _main(words: Sequence[str], *, fresh: bool) -> int:
+    """The command line in a forked process; returns its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL if fresh else signal.default_int_handler)  # it may have been ignored
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    except KeyboardInterrupt:  # it came while the process was prepared
+        return 130
+    if fresh:
+        os.execv(FEDDLE[0], [*FEDDLE, *words])  # noqa: S606
+    sys.argv = ["feddle", *words]
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
 
 
 def run_process(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Said:

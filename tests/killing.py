@@ -61,7 +61,7 @@ def small(method: str, **changes: Any) -> Config:
 def kept(folder: Path) -> dict[str, Any]:
     """What a run leaves, but for the time that it took; nothing else may be there."""
     files = sorted(path.name for path in folder.iterdir())
-    assert files == ["config.yaml", "history.jsonl", "model.safetensors", "result.json"]
+    assert files == ["config.yaml", "history.jsonl", "model.safetensors", "result.json"], f"{folder} holds {files}"
     result = json.loads((folder / "result.json").read_bytes())
     assert result["finished"]
     assert result.pop("seconds") > 0
@@ -115,6 +115,18 @@ def end_of(child: int, folder: Path, point: KillPoint, *, limit: float = LIMIT) 
         os.waitpid(child, 0)
         raise
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def is_alive(group: int) -> bool:
+    """Whether a process group has a process that has not ended."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, its_group = entry.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(its_group) == group and state != "Z":
+            return True
+    return False
 
 
 def ended_within(seconds: float, process: int) -> bool:

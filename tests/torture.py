@@ -30,7 +30,7 @@ import yaml
 from command import Said, fork_feddle
 from feddle.data.datasets import load
 from feddle.server import Server
-from killing import METHODS, SMALL, KillPoint, end_of, kept, kill_at_touch
+from killing import METHODS, SMALL, KillPoint, end_of, is_alive, kept, kill_at_touch
 from malformed import INPUTS, KIT, Kit, checkpoint, fault
 from test_fuzz import attack_a_live_server
 from test_resume import SETTINGS
@@ -117,7 +117,9 @@ def killed_run(draw: Draw, folder: Path, _: Kit) -> Outcome:
 
 
 def outcome_of(run: Path) -> dict[str, Any]:
-    (run / "report.html").unlink(missing_ok=True)
+    """What a run leaves, except its page."""
+    for page in run.glob("report.html*"):  # a page that was half written has a name of its own
+        page.unlink(missing_ok=True)
     return kept(run)
 
 
@@ -133,21 +135,10 @@ def run_or_resume(folder: Path, point: KillPoint, *, fresh: bool) -> bool:
         return True
     stopped = 130 if point.by == signal.SIGINT else -point.by
     assert said.code in (0, stopped) if point != KillPoint() else said.code == 0, said
-    assert "Traceback" not in said.text, said
+    # Python itself prints and drops an interrupt that reaches a callback of the compiler (numba)
+    assert "Traceback" not in said.text or "Exception ignored" in said.err, said
     assert said.code != 130 or len(said.err.split("\n")) <= 3, said  # click begins a new line after ^C
     return said.code != 0
-
-
-def is_alive(group: int) -> bool:
-    """Whether a process group has a process that has not ended."""
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, its_group = entry.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(its_group) == group and state != "Z":
-            return True
-    return False
 
 
 # --- malformed inputs
@@ -289,16 +280,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     make_kit(home / "kit")
     did, faults, shown = Counter[str](), 0, 0.0
     numbers = iter(range(10**9)) if asked.trial is None else iter([asked.trial])
-    for number, outcome in outcomes(seed, numbers, home, began + 60 * asked.minutes, asked.jobs):
-        did += outcome.did
-        faults += len(outcome.faults)
-        for what, folder in outcome.faults:
-            print(f"\nFAULT in trial {number}: {what}\n  see {folder}")
-            print(f"  repeat: {sys.executable} {__file__} --seed {seed} --trial {number}", flush=True)
-        if sys.stdout.isatty() or time.monotonic() - shown >= 30:
-            shown = time.monotonic()
-            end = "\r" if sys.stdout.isatty() else "\n"
-            print(f"{(shown - began) / 60:5.1f} min: {summary(did, faults)}", end=end, flush=True)
+    try:
+        for number, outcome in outcomes(seed, numbers, home, began + 60 * asked.minutes, asked.jobs):
+            did += outcome.did
+            faults += len(outcome.faults)
+            for what, folder in outcome.faults:
+                print(f"\nFAULT in trial {number}: {what}\n  see {folder}")
+                print(f"  repeat: {sys.executable} {__file__} --seed {seed} --trial {number}", flush=True)
+            if sys.stdout.isatty() or time.monotonic() - shown >= 30:
+                shown = time.monotonic()
+                end = "\r" if sys.stdout.isatty() else "\n"
+                print(f"{(shown - began) / 60:5.1f} min: {summary(did, faults)}", end=end, flush=True)
+    except KeyboardInterrupt:
+        print("\nstopped", end="")
     print(f"\nseed {seed}, {(time.monotonic() - began) / 60:.1f} minutes: {summary(did, faults)}")
     if not faults:
         shutil.rmtree(home)

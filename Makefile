@@ -27,7 +27,7 @@ $(VENV)/docs: $(VENV)/base
 
 setup: $(VENV)/base ## create .venv and install feddle into it
 
-demo: $(VENV)/base ## compare Feddle, FedBuff and FedAvg on Fashion-MNIST (about three minutes)
+demo: $(VENV)/base ## compare feddle+, FedBuff and FedAvg on Fashion-MNIST (two to three minutes)
 	@$(BIN)/feddle compare experiments/demo.yaml
 
 test: $(VENV)/dev ## run the quick tests

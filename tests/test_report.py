@@ -655,3 +655,14 @@ def test_a_browser_opens_the_page_and_its_script_runs(tmp_path: Path) -> None:
     # The script takes the points' titles away, as it reads out the values itself.
     assert "feddle, round 1" not in shown
     assert "feddle, round 1" in page.read_text(encoding="utf-8")
+
+
+def test_odd_types_in_records_and_configs_still_render(tmp_path: Path) -> None:
+    first, second = make_run(tmp_path / "a"), make_run(tmp_path / "b")
+    result = json.loads((first / "result.json").read_text())
+    (first / "result.json").write_text(json.dumps({**result, "torch": {"name": "2"}, "feddle": ["0.1"]}))
+    (first / "cell.json").write_text(json.dumps({"data": {"digits": ["x"]}, "source": ["y"]}))
+    (second / "cell.json").write_text(json.dumps({"data": {"digits": {"x": 1}}, "source": 3}))
+    with (first / "config.yaml").open("a") as config:
+        config.write("\n3: three\n2026-01-01: date\n")
+    assert "different contents of digits" in written([first, second], tmp_path)

@@ -180,7 +180,8 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         config = {key: value for key, value in run.config.items() if key not in _HOW}
-        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(run)
+        texts = json.loads(json.dumps(config, default=str, skipkeys=True))  # a damaged config may mix types of keys
+        groups.setdefault(json.dumps(texts, sort_keys=True), []).append(run)
     members = list(groups.values())
     if any(len({str(run.config.get("seed")) for run in group}) < len(group) for group in members):
         members = [[run] for run in runs]  # the same run twice is not a second seed

@@ -64,7 +64,7 @@ def _setting(grid: Grid) -> list[str]:
 
 def sources(run: RunRecord) -> list[str]:
     """The states of feddle's code that computed a run of a grid, each as the start of its hash."""
-    found = [source[:12] for source in run.made.get("source", "").split()]
+    found = [source[:12] for source in str(run.made.get("source", "")).split()]
     return found or (["unknown"] if run.made else [])
 
 
@@ -78,7 +78,7 @@ def _makers(runs: Sequence[RunRecord]) -> list[str]:
 def _contents(runs: Sequence[RunRecord]) -> list[str]:
     contents = [run.made.get("data", {}) for run in runs]
     names = dict.fromkeys(name for found in contents for name in found)
-    differing = [name for name in names if len({found[name] for found in contents if name in found}) > 1]
+    differing = [name for name in names if len({str(found[name]) for found in contents if name in found}) > 1]
     return [f"Run with different contents of {listed(differing)}."] if differing else []
 
 

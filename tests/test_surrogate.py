@@ -118,7 +118,9 @@ def test_a_restored_objective_goes_on_the_same() -> None:
 
 def test_a_model_without_a_linear_head_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1))
-    with pytest.raises(FeddleError, match="replaces the model's last linear layer, but the model has none"):
+    with pytest.raises(
+        FeddleError, match="needs a trainable linear layer inside the model as its head, but found none"
+    ):
         SurrogateObjective(model, Layout.of(model), pairs(), OwnLabels(2))
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+import needs
 import torture
 from command import Said, run_process
 from malformed import CANARY, Payload, fault, yaml_payload
 from waiting import patient
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc"), patient]
+pytestmark = [needs.linux, patient]
 
 
 def test_a_short_torture_finds_nothing() -> None:

@@ -215,3 +215,10 @@ def test_a_comparison_with_a_cache_on_disk(tmp_path: Path, file: Path) -> None:
     done = run_feddle("compare", file, "-q", "-o", method, "--methods", "ca2fl", "--out", tmp_path / "all")
     assert done.code == 0, done.err
     assert RunFolder(tmp_path / "all" / "ca2fl").is_finished()
+
+
+def test_resume_of_a_grid_names_the_command_that_continues_it(tmp_path: Path) -> None:
+    (tmp_path / "grid.json").write_text("{}")
+    said = run_feddle("resume", tmp_path)
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert f"{tmp_path} holds a grid; to continue it, repeat its `feddle reproduce` command" in said.err

@@ -61,6 +61,8 @@ class RunFolder:
 
     def config(self) -> Config:
         """The config of the run that the folder holds."""
+        if started_in(self.path) == "grid":
+            raise FeddleError(f"{self.path} holds a grid; to continue it, repeat its `feddle reproduce` command")
         if not (self.path / CONFIG).is_file():
             inside = sorted(str(c.parent) for c in self.path.glob(f"*/{CONFIG}"))
             raise FeddleError(

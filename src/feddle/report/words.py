@@ -9,15 +9,15 @@ from feddle.report.tables import from_clean, leaders
 
 ABOUT = {
     "center": "trains on the server’s data only, without clients. It is the baseline",
-    "fed+ft": "averages the updates that arrive on time, then fine-tunes on the server’s data",
+    "fed+ft": "averages the updates, then fine-tunes on the server’s data",
     "fed+ft-fedbuff": "collects updates, also late ones, adds their mean, then fine-tunes on the server’s data",
-    "fed+ft-constant": "does the same, and stale updates count like any other",
+    "fed+ft-constant": "is Fed+FT on FedBuff with stale updates counted like any other",
     "hfcl": "trains the server as one more client",
     "feddf-id": "averages, then distils the clients’ predictions on the server’s data",
     "feddle": "searches the merging coefficients on the server’s data",
     "feddle-id": "searches the merging coefficients on the server’s data",
     "feddle+": "searches coefficients for each layer and class, and for the server’s own update",
-    "fedavg": "averages the updates that arrive on time",
+    "fedavg": "averages the updates",
     "fedavg-waiting": "averages all updates, and waits for the slowest client in every round",
     "fedasync": "mixes each client’s model into the server’s model when it arrives",
     "fedbuff": "collects updates, also late ones, and adds their mean",

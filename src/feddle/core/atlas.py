@@ -11,7 +11,7 @@ from feddle.core.blocks import Blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Job
 from feddle.core.rows import Anchors, FloatRows, JoinedRows, Rows
-from feddle.core.state import prefixed, save
+from feddle.core.state import prefixed
 
 Eviction = Literal["importance", "fifo"]
 
@@ -95,7 +95,7 @@ class Atlas:
     def _columns(self) -> dict[str, Tensor]:
         """Every tensor with one entry per anchor."""
         own = {"norms": self._norms, "scores": self._scores, "ages": self._ages, "origins": self._origins}
-        return {**prefixed("rows", save(self._rows)), **own}
+        return {**prefixed("rows", vars(self._rows)), **own}
 
 
 @dataclass(frozen=True, eq=False)

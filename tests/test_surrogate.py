@@ -65,9 +65,9 @@ def test_the_gradient_is_that_of_the_body_and_zero_on_the_head() -> None:
     objective.begin(start, seed=0)
     everything = torch.arange(len(objective))
     loss, gradient = objective.loss_and_gradient(start, everything)
-    assert not gradient[objective.layout.head].any()
+    assert not gradient[objective.layout.head_start :].any()
     direction = torch.zeros_like(gradient)
-    direction[objective.layout.body] = gradient[objective.layout.body]
+    direction[: objective.layout.head_start] = gradient[: objective.layout.head_start]
     step = 1e-3
     ahead, behind = (
         objective.loss_and_gradient(Weights(start.vector + sign * step * direction, start.buffers), everything)[0]
@@ -76,7 +76,7 @@ def test_the_gradient_is_that_of_the_body_and_zero_on_the_head() -> None:
     assert (ahead - behind) / (2 * step) == pytest.approx(float(gradient @ direction), rel=1e-2)
     # another head of the clients' own changes nothing
     other = start.vector.clone()
-    other[objective.layout.head] = 7.0
+    other[objective.layout.head_start :] = 7.0
     assert objective.loss_and_gradient(Weights(other, start.buffers), everything)[0] == loss
 
 

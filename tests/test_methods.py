@@ -262,7 +262,7 @@ def test_hfcl_averages_the_server_in_as_one_more_client() -> None:
 
 def test_center_spreads_its_epochs_and_needs_no_client() -> None:
     # three epochs over six rounds: after the second, fourth and sixth. From 2: 1.2, 1.04, 1.008
-    strategy = Played(Center(bench(), numbers(), SGD.lasting(3), rounds=6, seed=0))
+    strategy = Played(Center(bench(), numbers(), SGD.model_copy(update={"epochs": 3}), rounds=6, seed=0))
     model, seen = weights(2.0, 0.0, 0.0), []
     for _ in range(7):
         model = strategy.merge(model, [arrival(100.0, 0.0, 0.0)])

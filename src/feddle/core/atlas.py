@@ -82,9 +82,8 @@ class Atlas:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; only rows in use."""
-        rows = slice(0, self._size)
-        kept = {name: tensor[rows] for name, tensor in self._columns().items()}
-        return {**{name: tensor.clone() for name, tensor in kept.items()}, "inserted": torch.tensor(self._inserted)}
+        kept = {name: tensor[: self._size].clone() for name, tensor in self._columns().items()}
+        return {**kept, "inserted": torch.tensor(self._inserted)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state."""

@@ -37,10 +37,6 @@ class Recipe(Options):
         description="`float32`, or `bfloat16` for the passes through the model (autocast); weights stay float32",
     )
 
-    def lasting(self, epochs: int) -> "Recipe":
-        """The same recipe with another number of epochs."""
-        return self.model_copy(update={"epochs": epochs})
-
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """A fresh optimiser over the trainable parameters."""
         parameters = [p for p in model.parameters() if p.requires_grad]

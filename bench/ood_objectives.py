@@ -29,7 +29,7 @@ from feddle.run.run import Run
 from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
 from feddle.training.objectives import TaskObjective
-from feddle.training.surrogate import Clusters, OwnLabels, SurrogateObjective
+from feddle.training.surrogate import HeadOptions, SurrogateObjective
 from feddle.training.train import evaluate
 
 SEARCH = PaperSearch(lr=3e-3)
@@ -42,14 +42,15 @@ def candidates(run: Run[Simulation]) -> dict[str, Objective]:
     assert server is not None
     assert test is not None
 
-    def surrogate(targets: OwnLabels | Clusters, steps: int = 20) -> SurrogateObjective:
-        return SurrogateObjective(model, layout, server, targets, samples_per_round=SAMPLES, head_steps=steps)
+    def surrogate(head_steps: int = 20, cluster_steps: int = 0) -> SurrogateObjective:
+        options = HeadOptions(head_steps=head_steps)
+        return SurrogateObjective(model, layout, server, 10, SAMPLES, options, cluster_steps)
 
     return {
         "in-domain, 1000 images": TaskObjective(model, layout, test, samples_per_round=1000),
-        "surrogate (labels)": surrogate(OwnLabels(10)),
-        "surrogate, θ fitted for 100 steps": surrogate(OwnLabels(10), 100),
-        "clusters": surrogate(Clusters(10)),
+        "surrogate (labels)": surrogate(),
+        "surrogate, θ fitted for 100 steps": surrogate(100),
+        "clusters": surrogate(cluster_steps=10),
     }
 
 

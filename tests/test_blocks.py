@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 import feddle
 from feddle.core.atlas import Atlas, SearchSpace
-from feddle.core.blocks import Blocks, Segment, class_blocks, layer_blocks
+from feddle.core.blocks import Blocks, Coefficients, Segment, make_blocks
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Slot
 from feddle.core.messages import Job
@@ -38,14 +38,20 @@ TWO = Blocks(("first", "rest"), (Segment(0, 1, 1, 0), Segment(1, 1, 2, 1)))  # t
 # --- which coordinates belong together
 
 
+def blocks_of(coefficients: Coefficients, layout: Layout) -> Blocks:
+    blocks = make_blocks(coefficients, layout)
+    assert blocks is not None
+    return blocks
+
+
 def test_a_layer_is_a_block_with_its_bias_and_a_class_is_a_row_of_the_head_with_its_bias() -> None:
     layout = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2), nn.Linear(2, 3)))
-    layers = layer_blocks(layout)
+    layers = blocks_of("layer", layout)
     assert layers.names == ("0", "2", "3")
     # weight (2, 2) and bias (2) of the first layer, scale and shift of BatchNorm, weight (3, 2) and bias of the head
     first = [Segment(0, 1, 4, 0), Segment(4, 1, 2, 0), Segment(6, 1, 2, 1), Segment(8, 1, 2, 1)]
     assert list(layers.segments) == [*first, Segment(10, 1, 6, 2), Segment(16, 1, 3, 2)]
-    classes = class_blocks(layout)
+    classes = blocks_of("class", layout)
     assert classes.names == ("0", "2", "3 0", "3 1", "3 2")
     assert list(classes.segments) == [*first, Segment(10, 3, 2, 2), Segment(16, 3, 1, 2)]
 
@@ -55,21 +61,21 @@ def test_the_factors_of_an_adapter_are_one_block() -> None:
     shapes: list[tuple[int, ...]] = [(2, 4), (4, 2), (3, 4), (3,)]
     starts = [0, 8, 16, 28]
     layout = Layout(tuple(map(Slot, names, shapes, starts)), (), 16, "digest", "head")
-    assert layer_blocks(layout).names == ("query", "head")
-    assert class_blocks(layout).names == ("query", "head 0", "head 1", "head 2")
+    assert blocks_of("layer", layout).names == ("query", "head")
+    assert blocks_of("class", layout).names == ("query", "head 0", "head 1", "head 2")
 
 
 def test_a_layer_with_a_parametrised_weight_is_one_block() -> None:
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
-    assert layer_blocks(Layout.of(nn.Sequential(layer, nn.Linear(2, 3)))).names == ("0", "1")
+    assert blocks_of("layer", Layout.of(nn.Sequential(layer, nn.Linear(2, 3)))).names == ("0", "1")
 
 
 def test_a_head_without_rows_of_classes_is_one_block() -> None:
     names = ["0.weight", "head.lora_A.default.weight", "head.lora_B.default.weight"]
     layout = Layout(tuple(map(Slot, names, [(2,), (3, 4), (3, 3)], [0, 2, 14])), (), 2, "digest", "head")
-    assert class_blocks(layout).names == ("0", "head")
+    assert blocks_of("class", layout).names == ("0", "head")
     headless = Layout.of(nn.Sequential(nn.Conv2d(1, 2, 3)))
-    assert class_blocks(headless) == layer_blocks(headless)
+    assert blocks_of("class", headless) == blocks_of("layer", headless)
 
 
 # --- points and slopes

@@ -51,7 +51,7 @@ def test_layout_puts_the_body_before_the_head() -> None:
         "classifier.bias",
     ]
     # body 2·4 + norm 2 + 2 = 12, head 3·2 + 3 = 9; the statistics are 2 means and 2 variances, the counter is left out
-    assert (layout.body, layout.head, layout.size) == (slice(0, 12), slice(12, 21), 21)
+    assert (layout.head_start, layout.size) == (12, 21)
     assert [s.name for s in layout.buffers] == ["norm.running_mean", "norm.running_var"]
 
 
@@ -59,7 +59,7 @@ def test_layout_finds_the_last_linear_layer_that_is_trained() -> None:
     assert find_head(HeadFirst()) == "body"
     assert find_head(nn.Linear(2, 2)) is None
     layout = Layout.of(nn.Linear(2, 2))
-    assert layout.head == slice(6, 6)
+    assert layout.head_start == layout.size == 6
 
 
 def test_layout_round_trip_in_any_memory_format() -> None:

@@ -147,7 +147,7 @@ def test_the_cnn_has_the_calibrated_size() -> None:
     # 3·32·9+32 + 32·64·9+64 + 64·64·9+64 + 1024·512+512 + 512·10+10 = 586,250
     model = CNN(10)
     assert sum(p.numel() for p in model.parameters()) == 586_250
-    assert Layout.of(model).head == slice(586_250 - 5_130, 586_250)
+    assert Layout.of(model).head_start == 586_250 - 5_130
     with pytest.raises(FeddleError, match="from 28×28 up, got 16×16"):
         CNN(10, image_size=16)
 
@@ -309,4 +309,4 @@ def test_resnet18_has_the_official_keys_and_size() -> None:
     assert {"conv1.weight", "layer2.0.downsample.1.running_var", "layer4.1.bn2.num_batches_tracked", "fc.bias"} <= keys
     assert len(keys) == 122
     assert model.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
-    assert Layout.of(model).head == slice(11_689_512 - 513_000, 11_689_512)
+    assert Layout.of(model).head_start == 11_689_512 - 513_000

@@ -20,10 +20,10 @@ from feddle.methods.ca2fl import CA2FL
 from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache, _FileRows
 from feddle.methods.convex import ConvexMerging, into_simplex
-from feddle.methods.fadas import Amsgrad, Fadas
+from feddle.methods.fadas import Fadas, FadasOptions
 from feddle.methods.fedasync import FedAsync
 from feddle.methods.fedavg import FedAvg
-from feddle.methods.feddf import FedDF
+from feddle.methods.feddf import FedDF, FedDFOptions
 from feddle.methods.feddle.anchors import CalibratedAnchors
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
@@ -156,7 +156,8 @@ def test_what_a_strategy_keeps_is_its_own() -> None:
 
 
 def fadas(threshold: int = 10) -> Played:
-    return Played(Fadas(Amsgrad.zeros(3), 2, 1.0, threshold, beta1=0.5, beta2=0.75, epsilon=1.0))
+    options = FadasOptions(buffer_size=2, lr=1.0, delay_threshold=threshold, beta1=0.5, beta2=0.75, epsilon=1.0)
+    return Played(Fadas(options, 3))
 
 
 def test_fadas_worked_out() -> None:
@@ -261,7 +262,7 @@ def test_hfcl_averages_the_server_in_as_one_more_client() -> None:
 
 def test_center_spreads_its_epochs_and_needs_no_client() -> None:
     # three epochs over six rounds: after the second, fourth and sixth. From 2: 1.2, 1.04, 1.008
-    strategy = Played(Center(bench(), numbers(), SGD.lasting(3), rounds=6, seed=0))
+    strategy = Played(Center(bench(), numbers(), SGD.model_copy(update={"epochs": 3}), rounds=6, seed=0))
     model, seen = weights(2.0, 0.0, 0.0), []
     for _ in range(7):
         model = strategy.merge(model, [arrival(100.0, 0.0, 0.0)])
@@ -277,7 +278,7 @@ def test_feddf_at_a_temperature_worked_out() -> None:
     teacher = arrival(0.0, 1.0986123, -9.0)
     strategy = feddf(SGD, temperature=2.0)
     targets = strategy.teach([teacher], strategy.examples)
-    student = strategy._distil(weights(0.0, 0.0, 0.0), strategy.examples, targets, seed=0)
+    student = strategy.distil(weights(0.0, 0.0, 0.0), strategy.examples, targets, seed=0)
     assert torch.allclose(student.weights.vector, torch.tensor([-1 / 30, 1 / 6, -2 / 15]), atol=1e-3)
 
 
@@ -306,7 +307,7 @@ def test_center_keeps_its_optimiser_through_a_stop() -> None:
 
 
 def feddf(recipe: Recipe, **how: Any) -> Played:
-    return Played(FedDF(bench(Scaled()), numbers(), recipe, late="add_deltas", seed=0, **how))
+    return Played(FedDF(FedDFOptions(late="add_deltas", **how), bench(Scaled()), numbers(), recipe))
 
 
 def test_feddf_teachers() -> None:
@@ -389,7 +390,7 @@ def test_a_student_that_equals_its_teacher_does_not_move() -> None:
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 5))
     bench, examples = Workbench(model, Layout.of(model)), FromDataset(TensorDataset(images, torch.zeros(64).long()))
     start = bench.layout.read(model)
-    strategy = FedDF(bench, examples, Recipe(lr=1e-3, epochs=5), late="add_deltas")
+    strategy = FedDF(FedDFOptions(late="add_deltas"), bench, examples, Recipe(lr=1e-3, epochs=5))
     teacher = arrival(*[0.01] * len(start.vector), start=start)
     merged = strategy.merge(start, [teacher], 1).weights
     assert torch.equal(merged.vector, start.vector + 0.01)

@@ -25,6 +25,7 @@ from command import FEDDLE, Said, run_feddle
 from feddle.cli.display import RunDisplay
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
+from feddle.core.state import load, without_prefix
 from feddle.data.examples import FromDataset
 from feddle.data.source import Unusable
 from feddle.methods.options import AnyMethod
@@ -34,9 +35,10 @@ from feddle.run.problem import Problem, build_problem
 from feddle.run.run import Line
 from feddle.run.simulate import simulated
 from feddle.runtimes.workers import WorkerPool
-from feddle.server import ENOUGH
+from feddle.server import ENOUGH, ServerState
 from killing import METHODS, SMALL, KillPoint, in_a_process, kept, run_or_resume, small
 from needs import linux
+from three_numbers import weights
 from waiting import patient, wait_until
 
 Whole = Callable[[str], dict[str, Any]]
@@ -280,15 +282,16 @@ def test_checks_attacks_and_privacy_go_on_too(tmp_path: Path, setting: str) -> N
     changes: dict[str, Any] = {"rounds": 14, **SETTINGS[setting]}
     run_config(small("feddle", checkpoint={"every": 0}, **changes), tmp_path / "whole", quiet=True)
     cut_after(10, tmp_path / "run", "feddle", checkpoint={"every": 8}, **changes)
-    saved = Checkpoint(tmp_path / "run" / "checkpoint").state()
-    assert len(saved["server.norms"]) >= ENOUGH, "so that the bound counts at once"
+    saved = ServerState(weights())
+    load(saved, without_prefix("server", Checkpoint(tmp_path / "run" / "checkpoint").state()))
+    assert len(saved.norms) >= ENOUGH, "so that the bound counts at once"
     resume_run(tmp_path / "run", quiet=True)
     assert kept(tmp_path / "run") == kept(tmp_path / "whole")
     result = kept(tmp_path / "run")["result"]
     if setting == "norms":
         assert result["refused"]["too long"] > 0
     if "privacy" in changes:
-        assert result["privacy"]["updates"] > saved["server.jobs_of"][:, 1].max() > 1, "jobs before the stop count"
+        assert result["privacy"]["updates"] > max(saved.jobs_of.values()) > 1, "jobs before the stop count"
 
 
 # --- killed

@@ -1,5 +1,6 @@
 """State as data: dataclasses become named tensors, and come back the same."""
 
+import json
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,10 +55,11 @@ def test_three_numbers_by_name() -> None:
     state = Everything(inner=Inner(torch.tensor([1.0, 2.0, 3.0]), 7), rate=0.5, jobs={Job(2, 1, 0), Job(1, 4, 3)})
     saved = save(state)
     assert saved["inner.total"] is state.inner.total, "tensors are not copied"
-    assert (saved["inner.count"].item(), saved["rate"].item()) == (7, 0.5)
-    assert saved["jobs"].tolist() == [[1, 4, 3], [2, 1, 0]], "one row per job, in order, however the set iterates"
-    assert "name" in saved
-    assert "other" not in saved, "None has no tensor"
+    values = json.loads(bytes(saved["values.json"].tolist()))
+    assert (values["inner"], values["rate"], values["other"]) == ({"total": "inner.total", "count": 7}, 0.5, None)
+    jobs = [{"client": 1, "number": 4, "version": 3}, {"client": 2, "number": 1, "version": 0}]
+    assert values["jobs"] == jobs, "in order, however the set iterates"
+    assert saved.keys() == {"inner.total", "values.json"}
 
 
 def test_everything_comes_back() -> None:
@@ -107,7 +109,7 @@ def test_loaded_tensors_are_copies_and_old_content_is_gone() -> None:
 
 def test_a_million_numbers_take_one_name() -> None:
     state = Everything(counts=Counter(dict.fromkeys(range(1_000_000), 1)))
-    assert [name for name in save(state) if name.startswith("counts")] == ["counts"]
+    assert len(save(state)) == 1
 
 
 @given(
@@ -123,5 +125,5 @@ def test_any_numbers_come_back(counts: dict[int, int], jobs: set[Job], norms: li
 
 def test_prefixes() -> None:
     one = torch.ones(1)
-    assert prefixed("a", {"": one, "b": one}).keys() == {"a", "a.b"}
-    assert without_prefix("a", {"a": one, "a.b": one, "ab": one}).keys() == {"", "b"}
+    assert prefixed("a", {"b": one, "b.c": one}).keys() == {"a.b", "a.b.c"}
+    assert without_prefix("a", {"a.b": one, "a.b.c": one, "ab": one}).keys() == {"b", "b.c"}

@@ -14,11 +14,11 @@ from feddle.methods.ca2fl import CA2FL
 from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache
 from feddle.methods.convex import ConvexMerging
-from feddle.methods.fadas import Amsgrad, Fadas
+from feddle.methods.fadas import Fadas, FadasOptions
 from feddle.methods.fedasync import FedAsync
 from feddle.methods.fedavg import FedAvg, Late
 from feddle.methods.fedbuff import FedBuff
-from feddle.methods.feddf import FedDF
+from feddle.methods.feddf import FedDF, FedDFOptions
 from feddle.methods.feddle.anchors import Anchoring, CalibratedAnchors, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.methods.feddle.method import Feddle
@@ -213,13 +213,13 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     ),
     "fedasync": FedAsync,
     "ca2fl": lambda: CA2FL(ClientCache(9, 3), buffer_size=2),
-    "fadas": lambda: Fadas(Amsgrad.zeros(3), buffer_size=2),
+    "fadas": lambda: Fadas(FadasOptions(buffer_size=2), 3),
     "median": CoordinateMedian,
     "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), 0.05, 2, 2, seed=0),
     "center": lambda: Center(bench(statistic=True), numbers(), RECIPE, rounds=1, seed=0),
     "fed+ft": lambda: FedFT(FedBuff(buffer_size=2), bench(statistic=True), numbers(), RECIPE, seed=0),
     "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
-    "feddf": lambda: FedDF(bench(Scaled(), statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
+    "feddf": lambda: FedDF(FedDFOptions(late="add_deltas"), bench(Scaled(), statistic=True), numbers(), RECIPE),
 }
 TRAIN_ALONE = {"center", "fed+ft", "hfcl", "feddle-server"}  # they train on the server's data whatever arrives
 START = weights(1.0, 2.0, 3.0, buffers=[0.5])

@@ -20,7 +20,7 @@ from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, Fed
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch, SgdSearch
 from feddle.run.diagnostics import InDomainComparison
-from feddle.training.surrogate import Clusters, OwnLabels, SurrogateObjective
+from feddle.training.surrogate import HeadOptions, SurrogateObjective, cluster
 from three_numbers import Played, Quadratic, arrival, close, weights
 
 
@@ -46,7 +46,13 @@ def pairs(count: int = 60, seed: int = 0) -> FromDataset:
 def surrogate(examples: FromDataset | None = None, **options: Any) -> SurrogateObjective:
     torch.manual_seed(0)
     model = Net()
-    return SurrogateObjective(model, Layout.of(model), examples or pairs(), OwnLabels(2), **options)
+    return SurrogateObjective(model, Layout.of(model), examples or pairs(), 2, options=HeadOptions(**options))
+
+
+def clusters() -> SurrogateObjective:
+    torch.manual_seed(0)
+    model = Net()
+    return SurrogateObjective(model, Layout.of(model), pairs(), 2, cluster_steps=10)
 
 
 def start_of(objective: SurrogateObjective) -> Weights:
@@ -59,9 +65,9 @@ def test_the_gradient_is_that_of_the_body_and_zero_on_the_head() -> None:
     objective.begin(start, seed=0)
     everything = torch.arange(len(objective))
     loss, gradient = objective.loss_and_gradient(start, everything)
-    assert not gradient[objective.layout.head].any()
+    assert not gradient[objective.layout.head_start :].any()
     direction = torch.zeros_like(gradient)
-    direction[objective.layout.body] = gradient[objective.layout.body]
+    direction[: objective.layout.head_start] = gradient[: objective.layout.head_start]
     step = 1e-3
     ahead, behind = (
         objective.loss_and_gradient(Weights(start.vector + sign * step * direction, start.buffers), everything)[0]
@@ -70,7 +76,7 @@ def test_the_gradient_is_that_of_the_body_and_zero_on_the_head() -> None:
     assert (ahead - behind) / (2 * step) == pytest.approx(float(gradient @ direction), rel=1e-2)
     # another head of the clients' own changes nothing
     other = start.vector.clone()
-    other[objective.layout.head] = 7.0
+    other[objective.layout.head_start :] = 7.0
     assert objective.loss_and_gradient(Weights(other, start.buffers), everything)[0] == loss
 
 
@@ -98,7 +104,10 @@ def test_the_head_is_fitted_until_its_gradient_is_small() -> None:
     theta.requires_grad_()
     inputs, labels = objective._current.take(torch.arange(len(objective)))
     features = torch.cat([objective._represent(inputs), torch.ones(len(labels), 1)], dim=1).detach()
-    loss = nn.functional.cross_entropy(features @ theta.T, labels) + objective.head_decay / 2 * theta.square().sum()
+    loss = (
+        nn.functional.cross_entropy(features @ theta.T, labels)
+        + objective.options.head_decay / 2 * theta.square().sum()
+    )
     (gradient,) = torch.autograd.grad(loss, theta)
     assert float(gradient.abs().max()) <= 1e-4
 
@@ -121,7 +130,7 @@ def test_a_model_without_a_linear_head_is_refused() -> None:
     with pytest.raises(
         FeddleError, match="needs a trainable linear layer inside the model as its head, but found none"
     ):
-        SurrogateObjective(model, Layout.of(model), pairs(), OwnLabels(2))
+        SurrogateObjective(model, Layout.of(model), pairs(), 2)
 
 
 class Counting:
@@ -142,7 +151,7 @@ class Counting:
 def test_a_search_touches_a_bounded_seeded_sample_only() -> None:
     model = Net()
     data = Counting(250_000)
-    objective = SurrogateObjective(model, Layout.of(model), data, OwnLabels(2), samples_per_round=100)
+    objective = SurrogateObjective(model, Layout.of(model), data, 2, samples_per_round=100)
     start = start_of(objective)
     objective.begin(start, seed=5)
     full_pass(objective, start)
@@ -175,15 +184,24 @@ def test_images_are_resized_when_taken() -> None:
 def test_clusters_find_what_lies_together_and_keep_their_names() -> None:
     angles = torch.tensor([0.0, 0.1, 0.05, 1.5, 1.6, 1.55])
     points = torch.stack([angles.cos(), angles.sin()], dim=1)
-    data = FromDataset(TensorDataset(points, torch.zeros(6)))
-    clusters = Clusters(2)
-    labels = clusters(data, lambda _: points, seed=0).take(torch.arange(6))[1]
+    labels, centres = cluster(points, None, 2, steps=10, seed=0)
     assert labels[0] == labels[1] == labels[2] != labels[3]
     assert labels[3] == labels[4] == labels[5]
-    restored = Clusters(2)
-    load(restored.state, save(clusters.state))
-    for again in (clusters, restored):
-        assert torch.equal(again(data, lambda _: points, seed=99).take(torch.arange(6))[1], labels)
+    assert torch.equal(cluster(points, centres, 2, steps=10, seed=99)[0], labels)
+
+
+def test_restored_clusters_keep_their_names() -> None:
+    first, second = clusters(), clusters()
+    start = start_of(first)
+    first.begin(start, seed=0)
+    load(second.state, save(first.state))
+    everything = torch.arange(len(first))
+    labels = first._current.take(everything)[1]
+    second.begin(start, seed=99)
+    assert torch.equal(second._current.take(everything)[1], labels)
+    afresh = clusters()
+    afresh.begin(start, seed=99)
+    assert not torch.equal(afresh._current.take(everything)[1], labels)
 
 
 def test_the_coefficients_move_the_whole_model() -> None:
@@ -231,7 +249,7 @@ def test_diagnostics_go_on_from_a_saved_state() -> None:
     whole = simulate(diagnostics={"every": 1, "clients": 3})
     assert whole.diagnostics is not None
     state = save(whole.diagnostics.state)
-    assert len(state) == 4
+    assert sum(name.startswith("earlier.") for name in state) == 4
     other = simulate(diagnostics={"every": 1, "clients": 3}, rounds=1)
     assert other.diagnostics is not None
     load(other.diagnostics.state, state)
@@ -313,7 +331,7 @@ def test_cross_entropy_of_a_tiny_surrogate_by_hand() -> None:
         for parameter in model.body.parameters():
             parameter.zero_()
     data = FromDataset(TensorDataset(torch.randn(10, 4), torch.arange(10) % 2))
-    objective = SurrogateObjective(model, Layout.of(model), data, OwnLabels(2))
+    objective = SurrogateObjective(model, Layout.of(model), data, 2)
     start = objective.layout.read(model)
     objective.begin(start, seed=0)
     assert full_pass(objective, start)[0] == pytest.approx(float(torch.tensor(2.0).log()))

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import feddle
 from command import run_feddle
-from feddle.clients.attacks import FlippedLabels, Mixed, RandomDirection, Scaled, draw_attackers
+from feddle.clients.attacks import FlippedLabels, Mixed, RandomUpdate, SignFlip, draw_attackers
 from feddle.clients.private import PrivateWork
 from feddle.clients.work import Work
 from feddle.core.errors import FeddleError
@@ -48,7 +48,7 @@ def honest(job: Job, _: Weights) -> Update:
 
 
 def test_scaled_and_flipped_updates_differ_in_nothing_but_delta() -> None:
-    update = Scaled(honest, -2.0)(JOB, START)
+    update = SignFlip(factor=2.0).poison(honest(JOB, START), seed=0)
     assert close(update.delta, -2.0, -4.0, 4.0)
     assert replace(update, delta=START.vector).__dict__ | {"buffers": None} == (
         replace(honest(JOB, START), delta=START.vector).__dict__ | {"buffers": None}
@@ -56,8 +56,7 @@ def test_scaled_and_flipped_updates_differ_in_nothing_but_delta() -> None:
 
 
 def test_a_random_direction_is_as_long_as_the_honest_update() -> None:
-    attack = RandomDirection(honest, seed=0)
-    one, again, other = attack(JOB, START), attack(JOB, START), attack(Job(1, 1, 0), START)
+    one, again, other = (RandomUpdate().poison(honest(job, START), seed=0) for job in (JOB, JOB, Job(1, 1, 0)))
     assert torch.linalg.vector_norm(one.delta).item() == pytest.approx(3.0)  # √(1 + 4 + 4)
     assert torch.equal(one.delta, again.delta)
     assert not torch.equal(one.delta, other.delta)

@@ -39,9 +39,9 @@ class SignFlip(AttackOptions):
     share: Attackers = 0.1
     factor: Positive = Field(1.0, description="scale factor of the flipped update")
 
-    def poison(self, training: ClientWork, privacy: Privacy | None) -> Work:
-        """The attackers' work."""
-        return Scaled(protected(training, privacy), -self.factor)
+    def poison(self, update: Update, seed: int) -> Update:  # noqa: ARG002
+        """The opposite update, scaled."""
+        return replace(update, delta=update.delta * -self.factor)
 
 
 class Scale(AttackOptions):
@@ -51,9 +51,9 @@ class Scale(AttackOptions):
     share: Attackers = 0.1
     factor: Positive = Field(10.0, description="scale factor of the update")
 
-    def poison(self, training: ClientWork, privacy: Privacy | None) -> Work:
-        """The attackers' work."""
-        return Scaled(protected(training, privacy), self.factor)
+    def poison(self, update: Update, seed: int) -> Update:  # noqa: ARG002
+        """The scaled update."""
+        return replace(update, delta=update.delta * self.factor)
 
 
 class RandomUpdate(AttackOptions):
@@ -62,9 +62,12 @@ class RandomUpdate(AttackOptions):
     name: Literal["random"] = "random"
     share: Attackers = 0.1
 
-    def poison(self, training: ClientWork, privacy: Privacy | None) -> Work:
-        """The attackers' work."""
-        return RandomDirection(protected(training, privacy), training.seed)
+    def poison(self, update: Update, seed: int) -> Update:
+        """A direction drawn uniformly, with the norm of the update."""
+        generator = torch_generator(seed_for(seed, "attack", update.job.client, update.job.number))
+        noise = torch.randn(update.delta.shape, generator=generator).to(update.delta)
+        length = torch.linalg.vector_norm(update.delta) / torch.linalg.vector_norm(noise)
+        return replace(update, delta=noise * length)
 
 
 class LabelFlip(AttackOptions):
@@ -72,10 +75,6 @@ class LabelFlip(AttackOptions):
 
     name: Literal["label-flip"] = "label-flip"
     share: Attackers = 0.1
-
-    def poison(self, training: ClientWork, privacy: Privacy | None) -> Work:
-        """The attackers' work; it is protected like honest work."""
-        return protected(replace(training, loss=FlippedLabels(training.loss)), privacy)
 
 
 AnyAttack = NoAttack | SignFlip | Scale | RandomUpdate | LabelFlip
@@ -87,7 +86,15 @@ def client_work(training: ClientWork, attack: AnyAttack, privacy: Privacy | None
     honest = protected(training, privacy)
     if isinstance(attack, NoAttack):
         return honest
-    return Mixed(honest, attack.poison(training, privacy), draw_attackers(eligible, attack.share, training.seed))
+    attackers = draw_attackers(eligible, attack.share, training.seed)
+    if isinstance(attack, LabelFlip):  # all else is as with an honest client
+        flipped = replace(training, loss=FlippedLabels(training.loss))
+        return Mixed(honest, protected(flipped, privacy), attackers)
+
+    def poisoned(job: Job, start: Weights) -> Update:
+        return attack.poison(honest(job, start), training.seed)
+
+    return Mixed(honest, poisoned, attackers)
 
 
 def draw_attackers(eligible: Tensor, share: float, seed: int) -> frozenset[int]:
@@ -107,35 +114,6 @@ class Mixed:
     def __call__(self, job: Job, start: Weights) -> Update:
         """Do the job the way its client does."""
         return (self.poisoned if job.client in self.attackers else self.honest)(job, start)
-
-
-@dataclass(frozen=True, eq=False)
-class Scaled:
-    """The honest update times `factor`; a negative factor flips its sign."""
-
-    honest: Work
-    factor: float
-
-    def __call__(self, job: Job, start: Weights) -> Update:
-        """Train, then scale."""
-        update = self.honest(job, start)
-        return replace(update, delta=update.delta * self.factor)
-
-
-@dataclass(frozen=True, eq=False)
-class RandomDirection:
-    """A direction drawn uniformly, with the norm of the honest update."""
-
-    honest: Work
-    seed: int
-
-    def __call__(self, job: Job, start: Weights) -> Update:
-        """Train, then keep only the norm."""
-        update = self.honest(job, start)
-        generator = torch_generator(seed_for(self.seed, "attack", job.client, job.number))
-        noise = torch.randn(update.delta.shape, generator=generator).to(update.delta)
-        length = torch.linalg.vector_norm(update.delta) / torch.linalg.vector_norm(noise)
-        return replace(update, delta=noise * length)
 
 
 @dataclass(frozen=True, eq=False)

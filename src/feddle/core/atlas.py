@@ -11,7 +11,7 @@ from feddle.core.blocks import Blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Job
 from feddle.core.rows import Anchors, FloatRows, JoinedRows, Rows
-from feddle.core.state import prefixed, save
+from feddle.core.state import prefixed
 
 Eviction = Literal["importance", "fifo"]
 
@@ -82,9 +82,8 @@ class Atlas:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; only rows in use."""
-        rows = slice(0, self._size)
-        kept = {name: tensor[rows] for name, tensor in self._columns().items()}
-        return {**{name: tensor.clone() for name, tensor in kept.items()}, "inserted": torch.tensor(self._inserted)}
+        kept = {name: tensor[: self._size].clone() for name, tensor in self._columns().items()}
+        return {**kept, "inserted": torch.tensor(self._inserted)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state."""
@@ -95,7 +94,7 @@ class Atlas:
     def _columns(self) -> dict[str, Tensor]:
         """Every tensor with one entry per anchor."""
         own = {"norms": self._norms, "scores": self._scores, "ages": self._ages, "origins": self._origins}
-        return {**prefixed("rows", save(self._rows)), **own}
+        return {**prefixed("rows", vars(self._rows)), **own}
 
 
 @dataclass(frozen=True, eq=False)

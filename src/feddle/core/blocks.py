@@ -1,7 +1,6 @@
 """Blocks of coordinates: each anchor has one coefficient per block."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Literal
@@ -53,31 +52,18 @@ class Blocks:
 
 
 def make_blocks(coefficients: Coefficients, layout: Layout) -> Blocks | None:
-    """The blocks of a model; None if every anchor has one coefficient."""
+    """The blocks of a model; None if every anchor has one coefficient.
+
+    With `layer`, there is one block per module; the two factors of a LoRA adapter belong to the module that they adapt.
+    With `class`, each output row of the head is also a block with its bias, because a client knows few classes. If the
+    head is a LoRA adapter, or its tensors differ in their first dimension, the head is one block.
+    """
     if coefficients == "shared":
         return None
-    return layer_blocks(layout) if coefficients == "layer" else class_blocks(layout)
-
-
-def layer_blocks(layout: Layout) -> Blocks:
-    """One block per module; the two factors of a LoRA adapter belong to the module that they adapt."""
-    return _blocks(layout.parameters, [])
-
-
-def class_blocks(layout: Layout) -> Blocks:
-    """As `layer_blocks`, but each output row of the head is a block with its bias, because a client knows few classes.
-
-    If the head is a LoRA adapter, or its tensors differ in their first dimension, the head is one block.
-    """
     head = [slot for slot in layout.parameters if slot.start >= layout.head_start]
-    whole = any(_ADAPTER.search(slot.name) or slot.shape[:1] != head[0].shape[:1] for slot in head)
-    if whole:
-        return layer_blocks(layout)
-    return _blocks(layout.parameters[: len(layout.parameters) - len(head)], head)
-
-
-def _blocks(whole: Sequence[Slot], by_row: Sequence[Slot]) -> Blocks:
-    """One block for each module of `whole`, and one for each row of the tensors in `by_row`, which follow it."""
+    indivisible = any(_ADAPTER.search(slot.name) or slot.shape[:1] != head[0].shape[:1] for slot in head)
+    by_row = head if coefficients == "class" and not indivisible else []
+    whole = layout.parameters[: len(layout.parameters) - len(by_row)]
     modules = list(dict.fromkeys(_module(slot) for slot in whole))
     segments = [Segment(slot.start, 1, _size(slot), modules.index(_module(slot))) for slot in whole]
     rows = by_row[0].shape[0] if by_row else 0

@@ -41,7 +41,8 @@ class Slot:
 class Layout:
     """The flat vector of a module's trainable parameters, in model order, body before head.
 
-    Floating-point buffers (BatchNorm statistics) form a second vector; integer counters are not included.
+    The head begins at `head_start`, which is d if there is none. Floating-point buffers (BatchNorm statistics) form a
+    second vector; integer counters are not included.
     Two models have the same `digest` if and only if their updates can be added.
     """
 
@@ -75,16 +76,6 @@ class Layout:
     def size(self) -> int:
         """The number of trainable parameters (d)."""
         return _total(self.parameters)
-
-    @property
-    def body(self) -> slice:
-        """Everything before the classifier."""
-        return slice(0, self.head_start)
-
-    @property
-    def head(self) -> slice:
-        """The classifier; empty if the model has none."""
-        return slice(self.head_start, self.size)
 
     def read(self, model: nn.Module) -> Weights:
         """A copy of the model's weights."""

@@ -1,5 +1,6 @@
 """Reading YAML that people write."""
 
+from functools import partial
 from typing import Any
 
 import yaml
@@ -31,16 +32,9 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
-def _mapping(loader: _Loader, node: Any) -> dict[Any, Any]:
-    return loader.construct_mapping(node, deep=True)  # at once: what contains itself cannot be constructed
-
-
-def _list(loader: _Loader, node: Any) -> list[Any]:
-    return loader.construct_sequence(node, deep=True)
-
-
-_Loader.add_constructor(f"{_TAG}map", _mapping)
-_Loader.add_constructor(f"{_TAG}seq", _list)
+# deep, which means at once: what contains itself cannot be constructed
+_Loader.add_constructor(f"{_TAG}map", partial(_Loader.construct_mapping, deep=True))
+_Loader.add_constructor(f"{_TAG}seq", partial(_Loader.construct_sequence, deep=True))
 
 
 def parse_yaml(text: str | bytes) -> Any:

@@ -53,7 +53,8 @@ class Center:
         epochs = self._epochs_by(round) - self._epochs_by(round - 1)
         if epochs:
             seed = seed_for(self.seed, "center", round)
-            model = self.bench.fit(model, self.examples, self.recipe.lasting(epochs), seed, self.state)
+            recipe = self.recipe.model_copy(update={"epochs": epochs})
+            model = self.bench.fit(model, self.examples, recipe, seed, self.state)
         return Merged(model, {"server_epochs": epochs})
 
     def _epochs_by(self, round: int) -> int:

@@ -61,10 +61,8 @@ class ClientCache:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The last updates (not copied) and their sum."""
-        return {
-            **prefixed("last", {str(client): update for client, update in self._last.items()}),
-            "sum": self._sum.clone(),
-        }
+        last = {str(client): update for client, update in self._last.items()}
+        return {**prefixed("last", last), "sum": self._sum.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state."""
@@ -87,8 +85,7 @@ class _FileRows:
 
     def __init__(self, folder: Path | None, clients: int, dimension: int) -> None:
         self._row_bytes = 4 * dimension
-        size = f"{clients * self._row_bytes / 1e6:,.3g} MB"
-        self._where = f"the last updates of {clients} clients ({size})"
+        self._where = f"the last updates of {clients} clients ({clients * self._row_bytes / 1e6:,.3g} MB)"
         if folder is None:
             raise FeddleError(f"{self._where} exceed the cache limit; raise the limit or name a scratch folder")
         try:

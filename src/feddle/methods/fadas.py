@@ -33,43 +33,25 @@ class FadasOptions(MethodOptions):
 
     def build(self, parts: Parts) -> "Fadas":
         """The method."""
-        moments = Amsgrad.zeros(parts.bench.layout.size, parts.device)
-        return Fadas(moments, self.buffer_size, self.lr, self.delay_threshold, self.beta1, self.beta2, self.epsilon)
-
-
-@dataclass(eq=False)
-class Amsgrad:
-    """The moments of AMSGrad without bias correction: m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², v̂ ← max(v̂, v)."""
-
-    first: Tensor
-    second: Tensor
-    largest: Tensor
-
-    @classmethod
-    def zeros(cls, dimension: int, device: str = "cpu") -> "Amsgrad":
-        """The moments before the first step."""
-        return cls(*(torch.zeros(dimension, device=device) for _ in range(3)))
-
-    def observe(self, step: Tensor, beta1: float, beta2: float) -> None:
-        """Update the moments with a step (d,)."""
-        self.first = self.first.lerp(step, 1 - beta1)
-        self.second = self.second.lerp(step * step, 1 - beta2)
-        self.largest = torch.maximum(self.largest, self.second)
-
-    def precondition(self, step: Tensor, epsilon: float) -> Tensor:
-        """step / (√v̂ + ε)."""
-        return step / (self.largest.sqrt() + epsilon)
+        return Fadas(self, parts.bench.layout.size, parts.device)
 
 
 @dataclass(eq=False)
 class FadasState:
-    """The moments and the buffer."""
+    """The buffer, and the moments of AMSGrad without bias correction."""
 
-    moments: Amsgrad
+    first: Tensor
+    second: Tensor
+    largest: Tensor
     buffer: Buffer = field(default_factory=Buffer)
 
+    def observe(self, step: Tensor, beta1: float, beta2: float) -> None:
+        """m ← β₁m + (1−β₁)g, v ← β₂v + (1−β₂)g², v̂ ← max(v̂, v), with a step g (d,)."""
+        self.first = self.first.lerp(step, 1 - beta1)
+        self.second = self.second.lerp(step * step, 1 - beta2)
+        self.largest = torch.maximum(self.largest, self.second)
 
-@dataclass(eq=False)
+
 class Fadas:
     """Pass the unweighted mean of B updates to AMSGrad: w ← w + η_τ m/(√v̂ + ε).
 
@@ -77,26 +59,20 @@ class Fadas:
     as they arrive, however stale they are.
     """
 
-    moments: Amsgrad
-    buffer_size: int = 10
-    lr: float = 1e-3
-    delay_threshold: int = 10
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-8
-
-    def __post_init__(self) -> None:
-        self.state = FadasState(self.moments)
+    def __init__(self, options: FadasOptions, dimension: int, device: str = "cpu") -> None:
+        self.options = options
+        zeros = torch.zeros(dimension, device=device)
+        self.state = FadasState(zeros, zeros, zeros)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
-        moments, flushes = self.state.moments, 0
+        options, state, flushes = self.options, self.state, 0
         for arrival in arrivals:
-            if full := self.state.buffer.add(arrival.update.delta, arrival, self.buffer_size):
-                moments.observe(full.total / self.buffer_size, self.beta1, self.beta2)
-                late = full.max_staleness > self.delay_threshold
-                lr = self.lr / full.max_staleness if late else self.lr
-                step = moments.precondition(moments.first, self.epsilon)
+            if full := state.buffer.add(arrival.update.delta, arrival, options.buffer_size):
+                state.observe(full.total / options.buffer_size, options.beta1, options.beta2)
+                late = full.max_staleness > options.delay_threshold
+                lr = options.lr / full.max_staleness if late else options.lr
+                step = state.first / (state.largest.sqrt() + options.epsilon)
                 model = Weights(model.vector + lr * step, full.buffers)
                 flushes += 1
-        return Merged(model, {"flushes": flushes, "buffered": self.state.buffer.count})
+        return Merged(model, {"flushes": flushes, "buffered": state.buffer.count})

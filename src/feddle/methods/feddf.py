@@ -8,16 +8,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from feddle.core.batches import mini_batches
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.core.seeds import seed_for, torch_generator
-from feddle.data.examples import Examples, draw
+from feddle.core.seeds import seed_for
+from feddle.data.examples import Examples, Relabelled, draw
 from feddle.methods.fedavg import Late, average, in_time, staleness_limit
 from feddle.methods.strategy import BatchSize, MethodOptions, ServerEpochs
 from feddle.options import CountOrZero, Positive
 from feddle.training.parts import Parts
-from feddle.training.train import Recipe
+from feddle.training.train import Recipe, train_by_epoch
 from feddle.training.workbench import Workbench
 
 Average = Literal["logits", "losses"]
@@ -38,17 +37,9 @@ class FedDFOptions(MethodOptions):
 
     def build(self, parts: Parts) -> "FedDF":
         """The method."""
-        return FedDF(
-            parts.bench,
-            parts.server_data(labelled=False),
-            Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size),
-            late=self.late,
-            temperature=self.temperature,
-            average=self.average,
-            patience=self.patience,
-            samples_per_round=parts.samples_per_round,
-            seed=parts.seed,
-        )
+        recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
+        examples, limit = parts.server_data(labelled=False), parts.samples_per_round
+        return FedDF(self, parts.bench, examples, recipe, limit, parts.seed)
 
 
 @dataclass(eq=False)
@@ -62,63 +53,53 @@ class FedDF:
     used does not change the model.
     """
 
+    options: FedDFOptions
     bench: Workbench
     examples: Examples
     recipe: Recipe
-    late: Late = "discard"
-    temperature: float = 1.0
-    average: Average = "logits"
-    patience: int = 0
     samples_per_round: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.max_staleness = staleness_limit(self.late)
+        self.max_staleness = staleness_limit(self.options.late)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""
-        used = in_time(arrivals, self.late)
+        used = in_time(arrivals, self.options.late)
         if not used:
             return Merged(model)
         chosen = draw(self.examples, self.samples_per_round, seed_for(self.seed, "distil on", round))
-        start, seed = average(model, arrivals, self.late), seed_for(self.seed, "distil", round)
-        return self._distil(start, chosen, self.teach(used, chosen), seed)
+        start, seed = average(model, arrivals, self.options.late), seed_for(self.seed, "distil", round)
+        return self.distil(start, chosen, self.teach(used, chosen), seed)
 
     def teach(self, arrivals: Sequence[Arrival], examples: Examples) -> Tensor:
         """The teachers' joint prediction as probabilities (n, classes); one client's model is in memory at a time."""
         total: Tensor | None = None
+        by_logits = self.options.average == "logits"
         for arrival in arrivals:
             client = Weights(arrival.start.vector + arrival.update.delta, arrival.update.buffers)
-            logits = self.bench.logits(client, examples) / self.temperature
-            output = logits if self.average == "logits" else logits.softmax(1)
+            logits = self.bench.logits(client, examples) / self.options.temperature
+            output = logits if by_logits else logits.softmax(1)
             total = output if total is None else total + output
         assert total is not None
         mean = total / len(arrivals)
-        return mean.softmax(1) if self.average == "logits" else mean
+        return mean.softmax(1) if by_logits else mean
 
-    def _distil(self, start: Weights, examples: Examples, targets: Tensor, seed: int) -> Merged:
-        model = self.bench.model
+    def distil(self, start: Weights, examples: Examples, targets: Tensor, seed: int) -> Merged:
+        """Train from `start` to predict the targets (n, classes) of the examples."""
+        model, patience = self.bench.model, self.options.patience
         self.bench.layout.write(model, start)
         model.eval()  # keeps the clients' running statistics, and allows a batch of one
-        optimizer = self.recipe.make_optimizer(model)
-        generator = torch_generator(seed)
-        best, waited, losses = float("inf"), 0, []
-        for _ in range(self.recipe.epochs):
-            total = 0.0
-            for index in mini_batches(len(examples), self.recipe.batch_size, generator):
-                inputs = examples.take(index)[0].to(targets.device)
-                model.zero_grad(set_to_none=True)
-                student = (model(inputs) / self.temperature).log_softmax(1)
-                # T² makes the size of the gradient independent of the temperature
-                loss = self.temperature**2 * F.kl_div(student, targets[index], reduction="batchmean")
-                if loss.item() > _ROUNDING:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                total += loss.item() * len(index)
-            losses.append(total / len(examples))
-            waited = 0 if losses[-1] < best else waited + 1
-            best = min(best, losses[-1])
-            if self.patience and waited >= self.patience:
+        taught, losses = Relabelled(examples, targets), []
+        for loss in train_by_epoch(model, taught, self.recipe, seed, self._divergence, negligible=_ROUNDING):
+            assert loss is not None, "only training mode skips batches"
+            losses.append(loss)
+            if patience and len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience]):
                 break
         notes = {"distillation_loss": losses[-1], "distillation_epochs": len(losses)}
         return Merged(self.bench.layout.read(model), notes)
+
+    def _divergence(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        student = (outputs / self.options.temperature).log_softmax(1)
+        # T² makes the size of the gradient independent of the temperature
+        return self.options.temperature**2 * F.kl_div(student, targets, reduction="batchmean")

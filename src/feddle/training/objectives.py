@@ -37,11 +37,6 @@ ObjectiveOptions = Annotated[
 ]
 
 
-def default_objective(parts: Parts) -> AnyObjective:
-    """The paper's choice: the clients' loss on in-domain data, a surrogate head on other data."""
-    return SurrogateOptions() if parts.out_of_domain else TaskOptions()
-
-
 @dataclass(eq=False)
 class TaskObjective:
     """The clients' own loss on the outputs of their model.

@@ -1,7 +1,7 @@
 """Local training and evaluation."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -37,10 +37,6 @@ class Recipe(Options):
         description="`float32`, or `bfloat16` for the passes through the model (autocast); weights stay float32",
     )
 
-    def lasting(self, epochs: int) -> "Recipe":
-        """The same recipe with another number of epochs."""
-        return self.model_copy(update={"epochs": epochs})
-
     def make_optimizer(self, model: nn.Module) -> Optimizer:
         """A fresh optimiser over the trainable parameters."""
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -74,11 +70,27 @@ def train(
     such layers skips a last batch of one.
     """
     model.train()
+    *_, value = train_by_epoch(model, examples, recipe, seed, loss, optimizer)
+    return value
+
+
+def train_by_epoch(
+    model: nn.Module,
+    examples: Examples,
+    recipe: Recipe,
+    seed: int,
+    loss: Loss,
+    optimizer: Optimizer | None = None,
+    negligible: float | None = None,
+) -> Iterator[float | None]:
+    """Train in place, in the model's current mode, and yield the mean loss of each epoch (see `train`).
+
+    A batch whose loss is at most `negligible` makes no step.
+    """
     optimizer = optimizer or recipe.make_optimizer(model)
     generator = torch_generator(seed)
-    smallest = 2 if any(isinstance(m, _BATCH_NORMS) for m in model.modules()) else 1
+    smallest = 2 if model.training and any(isinstance(m, _BATCH_NORMS) for m in model.modules()) else 1
     device = next(model.parameters()).device
-    total, seen = 0.0, 0
     for _ in range(recipe.epochs):
         total, seen = 0.0, 0
         for index in mini_batches(len(examples), recipe.batch_size, generator):
@@ -88,10 +100,11 @@ def train(
             model.zero_grad(set_to_none=True)
             with recipe.arithmetic(device):
                 value = loss(model(inputs.to(device)), targets.to(device))
-            value.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            if negligible is None or value.item() > negligible:
+                value.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
             total, seen = total + value.item() * len(index), seen + len(index)
-    return total / seen if seen else None
+        yield total / seen if seen else None
 
 
 def train_client(

@@ -3,8 +3,8 @@
 Each options class can be called; it returns one raw coefficient b_m per arrival, in order of arrival.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field
 
@@ -13,12 +13,7 @@ from feddle.methods.fedasync import Exponent, Mixing
 from feddle.methods.strategy import ServerLr, Staleness, polynomial, staleness_weight
 from feddle.options import Count, NonNegative, Options, choice
 
-
-class Fallback(Protocol):
-    """The step that a trusted method would take with the anchors that just arrived."""
-
-    def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """One raw coefficient per arrival."""
+Fallback = Callable[[Sequence[Arrival]], list[float]]  # one raw coefficient per anchor that just arrived
 
 
 class FedBuffFallback(Options):

@@ -21,8 +21,9 @@ from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOption
 from feddle.methods.feddle.storage import Storage, empty_rows
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.options import Count, NonNegative
-from feddle.training.objectives import ObjectiveOptions, default_objective
+from feddle.training.objectives import ObjectiveOptions, TaskOptions
 from feddle.training.parts import Parts
+from feddle.training.surrogate import SurrogateOptions
 
 
 class AtlasOptions(MethodOptions):
@@ -57,6 +58,7 @@ class AtlasOptions(MethodOptions):
     def build(self, parts: Parts) -> "Feddle":
         """The method."""
         outside = bool(parts.out_of_domain)
+        labels_fit = not (outside and self.adapts)
         capacity, dimension = self.atlas_size or 2 * parts.per_round, parts.bench.layout.size
         rows = empty_rows(self.storage, capacity, dimension, parts.device)
         search = self.search
@@ -66,8 +68,9 @@ class AtlasOptions(MethodOptions):
         if isinstance(fallback, FedBuffFallback) and fallback.buffer_size is None:
             fallback = fallback.model_copy(update={"buffer_size": parts.per_round})
         regularisation = (0.01 if outside else 0.0) if self.regularisation is None else self.regularisation
+        objective = self.objective or (SurrogateOptions() if outside else TaskOptions())
         return Feddle(
-            (self.objective or default_objective(parts)).build(parts),
+            objective.build(parts),
             Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),
             search,
             fallback,
@@ -76,14 +79,9 @@ class AtlasOptions(MethodOptions):
             regularisation=regularisation,
             seed=parts.seed,
             observe=parts.observe,
-            blocks=None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout),
-            server_anchor=self._server_anchor(parts),
+            blocks=make_blocks(self.coefficients, parts.bench.layout) if labels_fit else None,
+            server_anchor=self.server_anchor.build(parts) if self.server_anchor and labels_fit else None,
         )
-
-    def _server_anchor(self, parts: Parts) -> ServerAnchor | None:
-        if self.server_anchor is None or (parts.out_of_domain and self.adapts):
-            return None
-        return self.server_anchor.build(parts)
 
 
 class FeddleOptions(AtlasOptions):

@@ -6,7 +6,7 @@ second in every process. Only L-BFGS (`search: lbfgs`, the surrogate head) requi
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,6 @@ from feddle.core.errors import FeddleError
 _STATE = ("step", "exp_avg", "exp_avg_sq")  # torch.optim's names
 _ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
 _SGD: dict[str, Any] = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False}
-
-
-class Optimizer(Protocol):
-    """Moves parameters against their gradients; parameters without a gradient do not move."""
-
-    def step(self) -> None:
-        """Take one step."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The state that is carried from one step to the next."""
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a saved state."""
 
 
 @dataclass(eq=False)
@@ -105,6 +92,9 @@ class TorchOptimizer:
         read = _read_state(self.optimizer.param_groups[0]["params"], state)
         kept = {i: dict(zip(_STATE, tensors, strict=True)) for i, tensors in read.items()}
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": kept})
+
+
+Optimizer = Adam | SGD | TorchOptimizer  # parameters without a gradient do not move
 
 
 def _read_state(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from feddle.core.errors import FeddleError
+from feddle.data.source import Unusable
 
 _HEAD_WIDTH = 64  # of an attention head, in every plain ViT of timm's
 _NAMES = {
@@ -31,8 +31,7 @@ def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
         hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError, IndexError) as error:
         wrong = "one of patch_embed.proj.weight, pos_embed and blocks.0.mlp.fc1.weight is missing or misshaped"
-        name = f"timm's {settings['architecture']}"
-        raise FeddleError(f"{name} is not a plain ViT: {wrong}; save it with transformers instead") from error
+        raise Unusable(f"it is not a plain ViT, {wrong}") from error
     said = settings.get("model_args")
     return {
         "hidden_size": width,
@@ -60,6 +59,5 @@ def state_from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         elif layer in _NAMES and _NAMES[layer].startswith("vit.") != bool(block):
             renamed[f"{prefix}{_NAMES[layer]}{kind}"] = tensor
         elif block or layer != "head":
-            unknown = f"the checkpoint in timm's layout holds {name}, which a plain ViT does not have"
-            raise FeddleError(f"{unknown}; save the model with transformers and use that folder")
+            raise Unusable(f"the checkpoint in timm's layout holds {name}, which a plain ViT does not have")
     return renamed

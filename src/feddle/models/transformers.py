@@ -3,7 +3,6 @@
 import inspect
 import json
 import math
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from feddle.core.errors import FeddleError, one_line
 from feddle.data.source import Unusable, find_file
-from feddle.models.checkpoints import read_checkpoint
+from feddle.models.checkpoints import in_words, read_checkpoint
 from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
 from feddle.models.timm_vit import config_of_timm, state_from_timm
@@ -103,12 +102,10 @@ def load_classifier(
     try:
         with _silent(transformers):
             model, loading = _load(transformers, folder, settings, classes)
-    except FeddleError:
-        raise
     except Unusable as error:
-        raise FeddleError(f"the weights in {folder} cannot be used: {error}") from error
+        raise FeddleError(f"{folder} cannot be used: {error}; save the model again with transformers") from error
     except Exception as error:  # a damaged file makes the library raise errors of many kinds
-        failed = f"transformers cannot load the model in {folder} ({_in_words(error)})"
+        failed = f"transformers cannot load the model in {folder} ({in_words(error)})"
         raise FeddleError(f"{failed}; save it again with transformers, or set model.path to another folder") from error
     fresh = _check(model, loading, folder)
     if adapters is not None:
@@ -120,7 +117,7 @@ def load_classifier(
         raise FeddleError(f"the model in {folder} takes {expected} channels, got {channels}; set data.channels")
     resizable = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
     resized = resizable and image_size not in (None, getattr(model.config, "image_size", None))
-    inputs = Standardise(*_mean_and_deviation(folder, settings, channels))
+    inputs = Standardise(*_mean_and_deviation(folder, channels))
     return Classifier(model, inputs=inputs, padding=None, resized=resized)
 
 
@@ -187,11 +184,8 @@ def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path)
             **options,
         )
         peft.inject_adapter_in_model(config, model)
-    except re.error as error:
-        wrong = f"a regular expression in model.lora is not valid ({error}), probably target_modules"
-        raise FeddleError(f"{wrong}; correct it, or give a list of names") from error
     except Exception as error:  # peft takes any option, and finds out late that a value is impossible
-        wrong = f"model.lora does not fit the model in {folder} ({_in_words(error)})"
+        wrong = f"model.lora does not fit the model in {folder} ({in_words(error)})"
         raise FeddleError(f"{wrong}; correct its target_modules or options") from error
     base = f"{model.base_model_prefix}."
     for name, parameter in model.named_parameters():
@@ -209,25 +203,20 @@ def _query_and_value(model: nn.Module, folder: Path) -> list[str]:
     return found
 
 
-def _mean_and_deviation(folder: Path, settings: Mapping[str, Any], channels: int) -> list[Sequence[float]]:
+def _mean_and_deviation(folder: Path, channels: int) -> list[Sequence[float]]:
     """The statistics of the images that the weights were trained on; ViT's if the folder has none."""
-    file = folder / "preprocessor_config.json"
-    if file.is_file():
-        settings = _read_table(file)
-    elif isinstance(settings.get("pretrained_cfg"), dict):  # in timm's layout
-        settings = settings["pretrained_cfg"]
+    files = folder / "preprocessor_config.json", folder / "config.json"
+    file = next(file for file in files if file.is_file())
+    settings = _read_table(file)
+    inner = settings.get("pretrained_cfg")  # in timm's layout
+    settings = inner if isinstance(inner, dict) else settings
     statistics = []
     for key, least in (("mean", -math.inf), ("std", 0.0)):
         values = settings.get(f"image_{key}", settings.get(key)) or _HALVES
-        numbers = isinstance(values, list | tuple) and all(
-            type(v) in (int, float) and least < v < math.inf for v in values
-        )
-        if not numbers or len(values) not in (1, channels):
-            place = file if file.is_file() else folder / "config.json"
-            expected = f"image_{key} should be a list of {channels} numbers{' above 0' if least == 0 else ''}"
-            raise FeddleError(
-                f"{place}: {expected}, got {one_line(str(values), 60)}; correct it, or save the model again"
-            )
+        listed = isinstance(values, list | tuple) and len(values) in (1, channels)
+        if not listed or not all(type(v) in (int, float) and least < v < math.inf for v in values):
+            wrong = f"image_{key} should be a list of {channels} numbers{' above 0' if least == 0 else ''}"
+            raise FeddleError(f"{file}: {wrong}, got {one_line(str(values), 60)}; correct it, or save the model again")
         statistics.append(values)
     return statistics
 
@@ -237,20 +226,12 @@ def _read_table(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FeddleError(f"there is no {file}; set model.path to a folder that transformers saved")
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise FeddleError(f"{file} is not valid JSON: {error}; save the model again") from error
     if not isinstance(settings, dict):
         raise FeddleError(f"{file} must hold a table of settings, got {type(settings).__name__}; save the model again")
     return settings
-
-
-def _in_words(error: Exception) -> str:
-    """An error of a library on one line."""
-    text = " ".join(str(error).split())
-    return one_line(
-        text if isinstance(error, OSError | ValueError) and text else f"{type(error).__name__}: {text}", 200
-    )
 
 
 def _import(name: str) -> Any:

@@ -33,7 +33,7 @@ from feddle.methods.feddle.method import Feddle
 from feddle.models import weights
 from feddle.models.checkpoints import read_checkpoint, read_onnx
 from feddle.models.mobilenet import MobileNetV2
-from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Standardise, adopt, fix_statistics
+from feddle.models.pretrained import Standardise, fix_statistics
 from feddle.models.resnet import ResNet18
 from feddle.models.transformers import Adapters, Classifier, load_classifier
 from feddle.run.load import parse_config
@@ -249,7 +249,7 @@ def test_images_are_standardised_by_a_layer_without_state() -> None:
     layer = Standardise()
     white = layer(torch.ones(1, 3, 2, 2))
     black = layer(-torch.ones(1, 3, 2, 2))
-    mean, deviation = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    mean, deviation = torch.tensor(weights.IMAGENET_MEAN), torch.tensor(weights.IMAGENET_STD)
     torch.testing.assert_close(white[0, :, 0, 0], (1 - mean) / deviation)
     torch.testing.assert_close(black[0, :, 1, 1], -mean / deviation)
     assert not layer.state_dict()
@@ -259,18 +259,17 @@ def test_images_are_standardised_by_a_layer_without_state() -> None:
     assert len(Layout.of(model).buffers) == len(Layout.of(ResNet18(10)).buffers)
 
 
-def test_a_model_takes_over_weights_but_for_its_head() -> None:
+def test_a_model_takes_over_weights_but_for_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
     torch.manual_seed(0)
     given = {n: t for n, t in ResNet18(1000).state_dict().items() if t.is_floating_point()}
-    model = ResNet18(10)
-    head = model.fc.weight.clone()
-    adopt(model, given, "fc")
-    assert torch.equal(model.fc.weight, head)
-    assert torch.equal(model.state_dict()["layer4.1.conv2.weight"], given["layer4.1.conv2.weight"])
-    with pytest.raises(FeddleError, match=r"another model.*conv1\.weight"):
-        adopt(model, {n: t for n, t in given.items() if n != "conv1.weight"}, "fc")
-    with pytest.raises(FeddleError, match=r"another model.*conv1\.weight"):
-        adopt(model, {**given, "conv1.weight": torch.zeros(64, 1, 7, 7)}, "fc")
+    torch.save(given, tmp_path / "resnet18-f37072fd.pth")
+    spec = replace(weights.named("resnet18"), sha256=tensors_hash(dict(sorted(given.items()))), origins=())
+    monkeypatch.setattr(weights, "WEIGHTS", (spec,))
+    held = built(name="resnet18", folder=str(tmp_path)).state_dict()
+    assert held["fc.weight"].shape == (10, 512)
+    assert same({n: held[n] for n in given if not n.startswith("fc.")}, {n: given[n] for n in given if n[:3] != "fc."})
+    assert all(n in given or n.endswith("num_batches_tracked") for n in held)
 
 
 def test_fixed_statistics_stay_in_training_while_the_scale_learns() -> None:

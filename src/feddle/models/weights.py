@@ -12,8 +12,9 @@ from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.origins import Official, Package
 from feddle.data.source import Unusable, cache_folder, find_file, place_hash, unknown_name
 from feddle.models.checkpoints import read_checkpoint, read_onnx
-from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of the channels of images in [0, 1]
+IMAGENET_STD = (0.229, 0.224, 0.225)
 _TORCHVISION = "https://download.pytorch.org/models/"
 
 

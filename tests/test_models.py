@@ -225,7 +225,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_the_command_lists_weights() -> None:
     listed = run_feddle("weights", "list")
     assert listed.code == 0
-    assert all(name in listed.out for name in weights.NAMES)
+    assert all(source.name in listed.out for source in weights.WEIGHTS)
 
 
 # ResNet-18 and MobileNetV2

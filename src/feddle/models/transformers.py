@@ -20,7 +20,7 @@ from feddle.models.checkpoints import in_words, read_checkpoint
 from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
 from feddle.models.timm_vit import config_of_timm, state_from_timm
-from feddle.models.weights import FetchedWeights, ModelFolder, for_transformers
+from feddle.models.weights import WEIGHTS, FetchedWeights, ModelFolder, named
 from feddle.options import Count, Options, Positive, Share
 
 _QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
@@ -57,7 +57,8 @@ class TransformersOptions(ModelOptions):
 
     def weights(self) -> FetchedWeights | ModelFolder:
         """See `ModelOptions`."""
-        return for_transformers(self.path)
+        fetched = any(self.path == source.name and source.config for source in WEIGHTS)
+        return named(self.path) if fetched else ModelFolder(self.path)
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:
         """See `ModelOptions`."""

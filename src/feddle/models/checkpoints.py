@@ -30,8 +30,7 @@ def read_checkpoint(path: Path) -> Tensors:
                 case ".safetensors":
                     found: object = load_file(path)
                 case ".pkl":
-                    with path.open("rb") as file:
-                        found = TensorUnpickler(file).load()
+                    found = TensorUnpickler(io.BytesIO(path.read_bytes())).load()
                 case _:
                     found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken pickle can end in nearly any error

@@ -61,14 +61,11 @@ class Standardise(nn.Module):
     It has no parameters, and its numbers are not in the model's state.
     """
 
-    scale: Tensor
-    shift: Tensor
-
     def __init__(self, mean: Sequence[float] = IMAGENET_MEAN, deviation: Sequence[float] = IMAGENET_STD) -> None:
         super().__init__()
         means, deviations = (torch.tensor(list(values)).view(-1, 1, 1) for values in (mean, deviation))
-        self.register_buffer("scale", 0.5 / deviations, persistent=False)
-        self.register_buffer("shift", (0.5 - means) / deviations, persistent=False)
+        self.scale = nn.Buffer(0.5 / deviations, persistent=False)
+        self.shift = nn.Buffer((0.5 - means) / deviations, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Standardise images (n, C, H, W); the shape stays the same."""
@@ -78,14 +75,11 @@ class Standardise(nn.Module):
 class FixedBatchNorm2d(nn.Module):
     """BatchNorm that always uses the statistics it came with; its scale and shift are trained."""
 
-    running_mean: Tensor
-    running_var: Tensor
-
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
-        self.register_buffer("running_mean", norm.running_mean)
-        self.register_buffer("running_var", norm.running_var)
+        self.running_mean = nn.Buffer(norm.get_buffer("running_mean"))
+        self.running_var = nn.Buffer(norm.get_buffer("running_var"))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalise features (n, C, H, W); the shape stays the same."""

@@ -32,11 +32,10 @@ def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
     except (KeyError, ValueError, IndexError) as error:
         wrong = "one of patch_embed.proj.weight, pos_embed and blocks.0.mlp.fc1.weight is missing or misshaped"
         raise Unusable(f"it is not a plain ViT, {wrong}") from error
-    said = settings.get("model_args")
     return {
         "hidden_size": width,
         "num_hidden_layers": len({name.split(".")[1] for name in state if name.startswith("blocks.")}),
-        "num_attention_heads": (said if isinstance(said, dict) else {}).get("num_heads", max(1, width // _HEAD_WIDTH)),
+        "num_attention_heads": (settings.get("model_args") or {}).get("num_heads", max(1, width // _HEAD_WIDTH)),
         "intermediate_size": hidden,
         "image_size": side * patch,
         "patch_size": patch,

@@ -177,6 +177,13 @@ def test_what_is_no_onnx_file_is_refused(tmp_path: Path, content: bytes) -> None
         read_onnx(tmp_path / "a.onnx")
 
 
+def test_position_embeddings_of_another_shape_are_refused(tmp_path: Path) -> None:
+    graph = b"".join(onnx_tensor(name, torch.ones(3)) for name in ("onnx::Concat_1957", "onnx::Reshape_1962"))
+    (tmp_path / "vit_s_focus.onnx").write_bytes(field(7, graph))
+    with pytest.raises(Unusable, match="no position embeddings"):
+        weights.named("dinov2-small-focus").reader(tmp_path)
+
+
 # Weights by name
 
 

@@ -72,9 +72,9 @@ class CNN(nn.Module):
 
 def _require_memory(weights: int) -> None:
     """Refuse a model that cannot be trained on this machine, before its memory is allocated."""
-    needed = 16 * weights  # four bytes each: the model, its gradients, the server's copy and an update
-    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = 16 * weights / 2**30  # GiB; four bytes each: the model, its gradients, the server's copy and an update
+    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if needed > held:
-        large = f"the CNN has {weights:,} weights, which need {needed / 2**30:,.0f} GiB of memory or more"
+        large = f"the CNN has {weights:,} weights, which need {needed:,.0f} GiB of memory or more"
         remedy = "lower model.channels, model.hidden or data.image_size"
-        raise FeddleError(f"{large}, but this machine has {held / 2**30:,.0f} GiB; {remedy}")
+        raise FeddleError(f"{large}, but this machine has {held:,.0f} GiB; {remedy}")

@@ -43,8 +43,7 @@ class ImageNetOptions(ModelOptions, ABC):
         if image_size < 32:
             raise FeddleError(f"{self.name} needs images of at least 32×32, got {image_size}; raise data.image_size")
         if weights and channels != 3:
-            wrong = f"the weights of {self.name} are for 3 channels, got data.channels {channels}"
-            raise FeddleError(f"{wrong}; set it to 3")
+            raise FeddleError(f"the weights of {self.name} need 3 channels, got data.channels {channels}; set it to 3")
         model = self.network(classes, in_channels=channels, inputs=Standardise() if weights else nn.Identity())
         if weights:
             # the head belongs to another task, and the weights have no counters

@@ -15,16 +15,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddle.core.errors import FeddleError, one_line
-from feddle.data.source import Unusable, find_file
-from feddle.models.checkpoints import in_words, read_checkpoint
+from feddle.data.source import find_file
+from feddle.models.checkpoints import config_of_timm, in_words, read_checkpoint, state_from_timm
 from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
-from feddle.models.timm_vit import config_of_timm, state_from_timm
 from feddle.models.weights import WEIGHTS, FetchedWeights, ModelFolder, named
 from feddle.options import Count, Options, Positive, Share
 
 _QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
-_UNUSED = "mask_token"  # of pretraining; a checkpoint may come without it
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no hub, and no code out of a folder
 _HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] as they are
 
@@ -82,8 +80,7 @@ class Classifier(nn.Module):
         if self.inputs is not None:
             outputs = self.model(pixel_values=self.inputs(batch), **self.extra)
         elif batch.is_floating_point():
-            kind = type(self.model).__name__
-            raise FeddleError(f"{kind} reads text: it takes token ids (n, length), got floats, as images have")
+            raise FeddleError(f"{type(self.model).__name__} reads text: it takes token ids (n, length), got floats")
         else:
             mask = None if self.padding is None else (batch != self.padding).long()
             outputs = self.model(input_ids=batch, attention_mask=mask)
@@ -103,8 +100,6 @@ def load_classifier(
     try:
         with _silent(transformers):
             model, loading = _load(transformers, folder, settings, classes)
-    except Unusable as error:
-        raise FeddleError(f"{folder} cannot be used: {error}; save the model again with transformers") from error
     except Exception as error:  # a damaged file makes the library raise errors of many kinds
         failed = f"transformers cannot load the model in {folder} ({in_words(error)})"
         raise FeddleError(f"{failed}; save it again with transformers, or set model.path to another folder") from error
@@ -153,7 +148,8 @@ def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
     base = f"{model.base_model_prefix}."
     if not any(name.startswith(base) for name, _ in model.named_parameters()):
         raise FeddleError(f"the model in {folder} cannot be separated from its head: it has no part called {base[:-1]}")
-    missing = {n for n in loading["missing_keys"] if n.startswith(base) and not n.endswith(_UNUSED)}
+    # the mask token is only for pretraining
+    missing = {n for n in loading["missing_keys"] if n.startswith(base) and not n.endswith("mask_token")}
     fresh = {n for n in missing if ".pooler." in n}
     wrong = sorted((missing - fresh) | {n for n, *_ in loading["mismatched_keys"] if n.startswith(base)})
     if wrong:

@@ -92,16 +92,15 @@ def _dinov2(folder: Path) -> Tensors:
     weights = read_onnx(find_file(folder, "vit_s_focus.onnx"))
     backbone = {n.removeprefix("backbone."): t for n, t in weights.items() if n.startswith("backbone.")}
     try:
-        first, rest = (next(t for n, t in weights.items() if n.startswith(f"onnx::{op}_")) for op in _SPLIT_POSITIONS)
-        backbone["embeddings.position_embeddings"] = torch.cat([first, rest], dim=1)
-    except (StopIteration, RuntimeError) as error:
+        backbone["embeddings.position_embeddings"] = torch.cat([weights[name] for name in _SPLIT_POSITIONS], dim=1)
+    except (KeyError, IndexError, RuntimeError) as error:
         raise Unusable("vit_s_focus.onnx holds no position embeddings") from error
     return backbone
 
 
 # torchvision rewrote its file once, with the same numbers
 _RESNET18 = ("resnet18-f37072fd.pth", "resnet18-5c106cde.pth", "2025_resnet_imagenet_1k_pretrained_state_dict.pkl")
-_SPLIT_POSITIONS = ("Concat", "Reshape")  # nodes that read the position of the class token, and of the patches
+_SPLIT_POSITIONS = ("onnx::Concat_1957", "onnx::Reshape_1962")  # of the class token, and of the patches
 
 WEIGHTS = (
     FetchedWeights(

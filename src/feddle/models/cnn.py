@@ -75,6 +75,5 @@ def _require_memory(weights: int) -> None:
     needed = 16 * weights / 2**30  # GiB; four bytes each: the model, its gradients, the server's copy and an update
     held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if needed > held:
-        large = f"the CNN has {weights:,} weights, which need {needed:,.0f} GiB of memory or more"
-        remedy = "lower model.channels, model.hidden or data.image_size"
-        raise FeddleError(f"{large}, but this machine has {held:,.0f} GiB; {remedy}")
+        large = f"the CNN has {weights:,} weights, which need {needed:,.0f} GiB of memory or more, but this machine has"
+        raise FeddleError(f"{large} {held:,.0f} GiB; lower model.channels, model.hidden or data.image_size")

@@ -25,7 +25,7 @@ from scale_plot import PANELS, draw
 
 from feddle.data.examples import Images
 from feddle.data.partition import Partition
-from feddle.models.cnn import CNN
+from feddle.models.cnn import CNN, CnnOptions
 from feddle.run.plan import SimulationPlan
 from feddle.run.problem import PartitionedClients, Problem
 from feddle.run.simulate import simulated
@@ -79,7 +79,7 @@ def federation(point: Point) -> Problem:
     order = torch.randint(0, POOL, (point.clients * CLIENT_IMAGES,), generator=torch.Generator().manual_seed(0))
     partition = Partition(order, torch.arange(0, len(order) + 1, CLIENT_IMAGES))
     torch.manual_seed(0)
-    model = CNN(10, hidden=point.hidden)
+    model = CNN(10, CnnOptions(hidden=point.hidden))
     if sum(p.numel() for p in model.parameters()) != point.parameters:
         raise SystemExit("the CNN has another number of parameters than is drawn; mend Point.parameters")
     clients = PartitionedClients(images(POOL), partition)

@@ -18,13 +18,13 @@ SRC = Path(feddle.__file__).parent
 TRAINING = """if True:
     import hashlib, sys, torch
     import feddle
-    from feddle.models.cnn import CNN
+    from feddle.models.cnn import CNN, CnnOptions
     from torch.utils.data import TensorDataset
     digest = hashlib.sha256()
     for training in ({"epochs": 2}, {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.01}):
         torch.manual_seed(0)
         data = TensorDataset(torch.randn(40, 1, 28, 28), torch.arange(40) % 4)
-        model = CNN(4, image_size=28, in_channels=1, channels=(4, 4, 4), hidden=8)
+        model = CNN(4, CnnOptions(channels=(4, 4, 4), hidden=8), image_size=28, in_channels=1)
         options = dict(server=data, test=data, per_round=2, rounds=3, workers=0, delays={"sigma": 1})
         run = feddle.simulate(model, [data, data, data], training={"batch_size": 16, **training}, **options)
         digest.update(run.server.model.vector.numpy().tobytes())

@@ -20,7 +20,7 @@ from feddle.core.messages import Job
 from feddle.data import datasets
 from feddle.data.examples import FromDataset, Images, Selection, as_examples, resize
 from feddle.data.partition import add_label_noise, by_owner, dirichlet, even, server_split
-from feddle.models.cnn import CNN
+from feddle.models.cnn import CNN, CnnOptions
 from feddle.models.resnet import ResNet18
 from feddle.training.machine import one_thread
 from feddle.training.train import Recipe, evaluate, train, train_client
@@ -139,7 +139,8 @@ def test_label_noise_changes_exactly_the_share_that_was_asked_for() -> None:
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize(("padding", "pools"), [(True, 3), (False, 2)])
 def test_the_cnn_takes_any_size_from_28_and_any_channels(size: int, channels: int, padding: bool, pools: int) -> None:
-    model = CNN(7, image_size=size, in_channels=channels, padding=padding, pools=pools, hidden=16)
+    options = CnnOptions(padding=padding, pools=pools, hidden=16)
+    model = CNN(7, options, image_size=size, in_channels=channels)
     assert model(torch.zeros(2, channels, size, size)).shape == (2, 7)
 
 

@@ -33,7 +33,7 @@ from feddle.methods.feddle.method import Feddle
 from feddle.models import weights
 from feddle.models.checkpoints import read_checkpoint, read_onnx
 from feddle.models.mobilenet import MobileNetV2
-from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Standardise, adopt, fix_statistics
+from feddle.models.pretrained import Standardise, fix_statistics
 from feddle.models.resnet import ResNet18
 from feddle.models.transformers import Adapters, Classifier, load_classifier
 from feddle.run.load import parse_config
@@ -115,7 +115,7 @@ def test_a_program_of_torchscript_is_refused_without_a_warning_or_bad_advice(tmp
     with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
         for name in ("constants.pkl", "data.pkl", "version"):
             file.writestr(f"a/{name}", "3")
-    with pytest.raises(Unusable, match=r"it is a program, not a table of tensors") as caught:
+    with pytest.raises(Unusable, match=r"it is a program or damaged, not a table of tensors") as caught:
         read_checkpoint(tmp_path / "a.pth")
     assert "weights_only" not in str(caught.value)
 
@@ -177,6 +177,13 @@ def test_what_is_no_onnx_file_is_refused(tmp_path: Path, content: bytes) -> None
         read_onnx(tmp_path / "a.onnx")
 
 
+def test_position_embeddings_of_another_shape_are_refused(tmp_path: Path) -> None:
+    graph = b"".join(onnx_tensor(name, torch.ones(3)) for name in ("onnx::Concat_1957", "onnx::Reshape_1962"))
+    (tmp_path / "vit_s_focus.onnx").write_bytes(field(7, graph))
+    with pytest.raises(Unusable, match="no position embeddings"):
+        weights.named("dinov2-small-focus").reader(tmp_path)
+
+
 # Weights by name
 
 
@@ -225,7 +232,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_the_command_lists_weights() -> None:
     listed = run_feddle("weights", "list")
     assert listed.code == 0
-    assert all(name in listed.out for name in weights.NAMES)
+    assert all(source.name in listed.out for source in weights.WEIGHTS)
 
 
 # ResNet-18 and MobileNetV2
@@ -249,7 +256,7 @@ def test_images_are_standardised_by_a_layer_without_state() -> None:
     layer = Standardise()
     white = layer(torch.ones(1, 3, 2, 2))
     black = layer(-torch.ones(1, 3, 2, 2))
-    mean, deviation = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    mean, deviation = torch.tensor(weights.IMAGENET_MEAN), torch.tensor(weights.IMAGENET_STD)
     torch.testing.assert_close(white[0, :, 0, 0], (1 - mean) / deviation)
     torch.testing.assert_close(black[0, :, 1, 1], -mean / deviation)
     assert not layer.state_dict()
@@ -259,18 +266,17 @@ def test_images_are_standardised_by_a_layer_without_state() -> None:
     assert len(Layout.of(model).buffers) == len(Layout.of(ResNet18(10)).buffers)
 
 
-def test_a_model_takes_over_weights_but_for_its_head() -> None:
+def test_a_model_takes_over_weights_but_for_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
     torch.manual_seed(0)
     given = {n: t for n, t in ResNet18(1000).state_dict().items() if t.is_floating_point()}
-    model = ResNet18(10)
-    head = model.fc.weight.clone()
-    adopt(model, given, "fc")
-    assert torch.equal(model.fc.weight, head)
-    assert torch.equal(model.state_dict()["layer4.1.conv2.weight"], given["layer4.1.conv2.weight"])
-    with pytest.raises(FeddleError, match=r"another model.*conv1\.weight"):
-        adopt(model, {n: t for n, t in given.items() if n != "conv1.weight"}, "fc")
-    with pytest.raises(FeddleError, match=r"another model.*conv1\.weight"):
-        adopt(model, {**given, "conv1.weight": torch.zeros(64, 1, 7, 7)}, "fc")
+    torch.save(given, tmp_path / "resnet18-f37072fd.pth")
+    spec = replace(weights.named("resnet18"), sha256=tensors_hash(dict(sorted(given.items()))), origins=())
+    monkeypatch.setattr(weights, "WEIGHTS", (spec,))
+    held = built(name="resnet18", folder=str(tmp_path)).state_dict()
+    assert held["fc.weight"].shape == (10, 512)
+    assert same({n: held[n] for n in given if not n.startswith("fc.")}, {n: given[n] for n in given if n[:3] != "fc."})
+    assert all(n in given or n.endswith("num_batches_tracked") for n in held)
 
 
 def test_fixed_statistics_stay_in_training_while_the_scale_learns() -> None:
@@ -486,7 +492,7 @@ def test_any_lora_config_of_peft_works(tmp_path: Path, adapters: Adapters, numbe
     [
         (Adapters(target_modules=["nothing"]), "does not fit.*No modules"),
         (Adapters(options={"rnak": 3}), "does not fit.*rnak"),
-        (Adapters(target_modules="("), "regular expression in model.lora is not valid .missing ., unterminated"),
+        (Adapters(target_modules="("), "does not fit.*missing ., unterminated.*correct its target_modules"),
         (Adapters(options={"bias": "nosuch"}), "does not fit.*nosuch"),
         (Adapters(options={"rank_pattern": 3}), "does not fit.*AttributeError"),
         (Adapters(rank=100_000_000), "above the 64 numbers of the widest layer"),
@@ -592,7 +598,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
         "image_std should be a list of 3 numbers",
     ),
     "no deviation": ("hugging face", settings(PROCESSOR, image_std=[0, 1, 1]), "a list of 3 numbers above 0, got"),
-    "timm's weights cut": ("timm", cut, "model.safetensors is broken"),
+    "timm's weights cut": ("timm", cut, "model.safetensors cannot be read"),
     "timm's weights misshaped": ("timm", other_shapes, "patch_embed.proj.weight.* missing or misshaped"),
     "timm's weights are a pipe": ("timm", pipe(WEIGHTS), "it holds no model.safetensors"),
     "timm's mean": ("timm", settings(pretrained_cfg={"mean": "x"}), "config.json: image_mean should be a list"),

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 
 from feddle.core.compiled import compiled
-from feddle.models.cnn import CNN
+from feddle.models.cnn import CNN, CnnOptions
 from feddle.training.kernels.pooling import PooledReLU
 from feddle.training.machine import one_thread
 
@@ -81,7 +81,7 @@ def test_a_gradient_of_the_gradient(size: int) -> None:
 
 
 def test_gradients_of_single_images() -> None:
-    model = CNN(3, image_size=28, channels=(4, 4), hidden=8, pools=2)
+    model = CNN(3, CnnOptions(channels=(4, 4), hidden=8, pools=2), image_size=28)
     weights = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(weights: dict[str, Tensor], image: Tensor) -> Tensor:
@@ -137,7 +137,11 @@ def test_other_tensors_take_the_plain_way(images: Tensor) -> None:
 
 def test_the_network_keeps_the_names_of_its_weights() -> None:
     # as when pooling and ReLU were modules of their own: saved models stay readable
-    names = [name for name in CNN(10, pools=2).state_dict() if name.startswith("features") and name.endswith("weight")]
+    names = [
+        name
+        for name in CNN(10, CnnOptions(pools=2)).state_dict()
+        if name.startswith("features") and name.endswith("weight")
+    ]
     assert names == ["features.0.weight", "features.3.weight", "features.6.weight"]
-    modules = [type(module) for module in CNN(10, pools=2).features]
+    modules = [type(module) for module in CNN(10, CnnOptions(pools=2)).features]
     assert modules == [nn.Conv2d, PooledReLU, nn.Conv2d, PooledReLU, nn.Conv2d, nn.ReLU]

@@ -1,4 +1,4 @@
-"""Read named tensors from checkpoint files without running anything that is in them."""
+"""Named tensors from the files of other libraries: torch, ONNX, timm. Nothing that is in a file is run."""
 
 import io
 import math
@@ -6,6 +6,7 @@ import pickle
 import re
 import warnings
 from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from feddle.core.errors import one_line
 from feddle.data.fetch.fetching import Tensors
 from feddle.data.source import Unusable
 
 _FLOAT = 1  # TensorProto.DataType of ONNX
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
+_VARINT, _BYTES = 0, 2  # wire types of protobuf; the messages that are read have no other
 
 
 def read_checkpoint(path: Path) -> Tensors:
@@ -29,24 +31,28 @@ def read_checkpoint(path: Path) -> Tensors:
                 case ".safetensors":
                     found: object = load_file(path)
                 case ".pkl":
-                    with path.open("rb") as file:
-                        found = TensorUnpickler(file).load()
+                    found = TensorUnpickler(io.BytesIO(path.read_bytes())).load()
                 case _:
                     found = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError as error:
-        raise Unusable(f"{path.name} cannot be read ({error.strerror or error})") from error
-    except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))  # torch's own message advises to load it unsafely
-        reason = f"it refers to {named[1]}, which tensors do not need" if named else "it is not a table of tensors"
-        raise Unusable(f"{path.name} is not read: {reason}") from error
     except Exception as error:  # a broken pickle can end in nearly any error
-        reason = (str(error).splitlines() or ["no reason given"])[0]
-        if "weights_only" in reason:  # here too, torch's own message advises to load it unsafely
-            reason = "it is a program, not a table of tensors"
-        raise Unusable(f"{path.name} is broken ({type(error).__name__}: {reason})") from error
+        raise Unusable(f"{path.name} cannot be read ({_reason(error)})") from error
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise Unusable(f"{path.name} holds {type(found).__name__}, not a table of tensors")
     return {str(name): tensor for name, tensor in found.items()}
+
+
+def _reason(error: Exception) -> str:
+    """Why a checkpoint cannot be read; not in torch's words, which advise to load it unsafely."""
+    if named := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"it refers to {named[1]}, which tensors do not need"
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in str(error):
+        return "it is a program or damaged, not a table of tensors"
+    return in_words(error)
+
+
+def in_words(error: Exception) -> str:
+    """An error of a library on one line."""
+    return one_line(f"{type(error).__name__}: {' '.join(str(error).split())}", 200)
 
 
 class TensorUnpickler(pickle.Unpickler):
@@ -85,17 +91,13 @@ def read_onnx(path: Path) -> dict[str, Tensor]:
     try:
         graph = _fields(_fields(memoryview(path.read_bytes()))[7][0])
         weights = dict(_initialiser(_fields(content)) for content in graph[5])
-        nodes = [_fields(content) for content in graph[1]]
-        products = [node for node in nodes if [_text(kind) for kind in node[4]] == ["MatMul"] and len(node[1]) == 2]
-        named = {_text(node[1][1]): _text(node[3][0]) for node in products}
-    except OSError as error:
-        raise Unusable(f"{path.name} cannot be read ({error.strerror})") from error
-    except (IndexError, ValueError, TypeError) as error:
-        raise Unusable(f"{path.name} is no ONNX file, or a broken one ({error})") from error
-    for matrix, name in named.items():
-        if matrix.startswith("onnx::") and matrix in weights:
-            layer = name.removeprefix("/").removesuffix("/MatMul").replace("/", ".")
-            weights[f"{layer}.weight"] = weights.pop(matrix).T
+        for node in map(_fields, graph[1]):
+            for matrix in map(_text, node[1]):
+                if matrix.startswith("onnx::MatMul_") and matrix in weights:
+                    layer = _text(node[3][0]).removeprefix("/").removesuffix("/MatMul").replace("/", ".")
+                    weights[f"{layer}.weight"] = weights.pop(matrix).T
+    except (OSError, IndexError, ValueError, TypeError) as error:
+        raise Unusable(f"{path.name} cannot be read as an ONNX file ({in_words(error)})") from error
     return {name: tensor.contiguous() for name, tensor in weights.items()}
 
 
@@ -117,21 +119,71 @@ def _fields(message: memoryview) -> dict[int, list[Any]]:
     place = 0
     while place < len(message):
         key, place = _varint(message, place)
-        kind = key & 7
-        value, place = _varint(message, place) if kind in (_VARINT, _BYTES) else (0, place)
-        if kind != _VARINT:
-            size = {_BYTES: value, _FIXED32: 4, _FIXED64: 8}.get(kind)
-            if size is None or place + size > len(message):
-                raise ValueError("a field that does not fit")
-            value, place = message[place : place + size], place + size
+        value, place = _varint(message, place)
+        if key & 7 == _BYTES:
+            start, place = place, place + value
+            value = message[start:place]
+        if key & 7 not in (_VARINT, _BYTES) or place > len(message):
+            raise ValueError("a field of another type, or one that does not fit")
         found[key >> 3].append(value)
     return found
 
 
 def _varint(message: memoryview, place: int) -> tuple[Any, int]:
-    value, shift = 0, 0
-    while True:
-        byte = message[place]
-        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
-        if byte < 128:
-            return value, place
+    end = place
+    while message[end] > 127:
+        end += 1
+    return sum((byte & 127) << 7 * i for i, byte in enumerate(message[place : end + 1])), end + 1
+
+
+_HEAD_WIDTH = 64  # of an attention head, in every plain ViT of timm's
+_NAMES = {
+    "cls_token": "vit.embeddings.cls_token",
+    "pos_embed": "vit.embeddings.position_embeddings",
+    "patch_embed.proj": "vit.embeddings.patch_embeddings.projection",
+    "norm": "vit.layernorm",
+    "norm1": "layernorm_before",
+    "attn.proj": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+
+
+def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of transformers' ViTConfig, read from the shapes of the weights."""
+    try:
+        width, channels, patch, _ = state["patch_embed.proj.weight"].shape
+        side = math.isqrt(state["pos_embed"].shape[1] - 1)
+        hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
+    except (KeyError, ValueError, IndexError) as error:
+        wrong = "one of patch_embed.proj.weight, pos_embed and blocks.0.mlp.fc1.weight is missing or misshaped"
+        raise Unusable(f"it is not a plain ViT, {wrong}") from error
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": len({name.split(".")[1] for name in state if name.startswith("blocks.")}),
+        "num_attention_heads": (settings.get("model_args") or {}).get("num_heads", max(1, width // _HEAD_WIDTH)),
+        "intermediate_size": hidden,
+        "image_size": side * patch,
+        "patch_size": patch,
+        "num_channels": channels,
+        "layer_norm_eps": 1e-6,
+        "qkv_bias": "blocks.0.attn.qkv.bias" in state,
+    }
+
+
+def state_from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights except the head's; a tensor that a plain ViT does not have is refused."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        found = re.fullmatch(r"(?:blocks\.(\d+)\.)?(.+?)(\.weight|\.bias)?", name)
+        block, layer, kind = found.groups(default="") if found else ("", name, "")
+        prefix = f"vit.encoder.layer.{block}." if block else ""
+        if block and layer == "attn.qkv":  # timm keeps the three in one matrix
+            for part, values in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                renamed[f"{prefix}attention.attention.{part}{kind}"] = values.contiguous()
+        elif layer in _NAMES and _NAMES[layer].startswith("vit.") != bool(block):
+            renamed[f"{prefix}{_NAMES[layer]}{kind}"] = tensor
+        elif block or layer != "head":
+            raise Unusable(f"the checkpoint in timm's layout holds {name}, which a plain ViT does not have")
+    return renamed

@@ -1,7 +1,6 @@
 """The paper's network."""
 
 import os
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -27,10 +26,13 @@ class CnnOptions(ModelOptions):
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:  # noqa: ARG002
         """See `ModelOptions`."""
-        return CNN(classes, image_size=image_size, in_channels=channels, **self.model_dump(exclude={"name"}))
+        return CNN(classes, self, image_size=image_size, in_channels=channels)
 
     def weights(self) -> None:
         """See `ModelOptions`."""
+
+
+_PAPER = CnnOptions()
 
 
 class CNN(nn.Module):
@@ -40,33 +42,22 @@ class CNN(nn.Module):
     """
 
     def __init__(
-        self,
-        classes: int,
-        *,
-        image_size: int = 32,
-        in_channels: int = 3,
-        channels: Sequence[int] = (32, 64, 64),
-        hidden: int = 512,
-        padding: bool = True,
-        pools: int = 3,
+        self, classes: int, options: CnnOptions = _PAPER, *, image_size: int = 32, in_channels: int = 3
     ) -> None:
         super().__init__()
-        if image_size < 28:
-            raise FeddleError(
-                f"the CNN takes images from 28×28 up, got {image_size}×{image_size}; raise data.image_size"
-            )
-        size = image_size
+        channels, hidden, pools, size = options.channels, options.hidden, options.pools, image_size
+        if size < 28:
+            raise FeddleError(f"the CNN takes images from 28×28 up, got {size}×{size}; raise data.image_size")
         for i in range(len(channels)):
-            size = (size if padding else size - 2) // (2 if i < pools else 1)
+            size = (size if options.padding else size - 2) // (2 if i < pools else 1)
         if size < 1:
             raise FeddleError(f"{pools} poolings leave nothing of a {image_size}×{image_size} image; lower model.pools")
         widths, flat = (in_channels, *channels), channels[-1] * size * size
-        weights = sum(9 * width * out for width, out in pairwise(widths)) + flat * hidden + hidden * classes
-        _require_memory(weights)
+        _require_memory(sum(9 * width * out for width, out in pairwise(widths)) + flat * hidden + hidden * classes)
         self.features = nn.Sequential()
         place = 0
         for i, (width, out) in enumerate(pairwise(widths)):
-            self.features.add_module(f"{place}", nn.Conv2d(width, out, 3, padding=int(padding)))
+            self.features.add_module(f"{place}", nn.Conv2d(width, out, 3, padding=int(options.padding)))
             # the ReLU is the same after pooling as before it, at a quarter of the work
             self.features.add_module(f"{place + 1}", pooled_relu() if i < pools else nn.ReLU(inplace=True))
             place += 3 if i < pools else 2  # names as if pooling and ReLU were two
@@ -81,9 +72,8 @@ class CNN(nn.Module):
 
 def _require_memory(weights: int) -> None:
     """Refuse a model that cannot be trained on this machine, before its memory is allocated."""
-    needed = 16 * weights  # four bytes each: the model, its gradients, the server's copy and an update
-    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed = 16 * weights / 2**30  # GiB; four bytes each: the model, its gradients, the server's copy and an update
+    held = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if needed > held:
-        large = f"the CNN has {weights:,} weights, which need {needed / 2**30:,.0f} GiB of memory or more"
-        remedy = "lower model.channels, model.hidden or data.image_size"
-        raise FeddleError(f"{large}, but this machine has {held / 2**30:,.0f} GiB; {remedy}")
+        large = f"the CNN has {weights:,} weights, which need {needed:,.0f} GiB of memory or more, but this machine has"
+        raise FeddleError(f"{large} {held:,.0f} GiB; lower model.channels, model.hidden or data.image_size")

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from feddle.models.options import ImageNetOptions
+from feddle.models.pretrained import ImageNetOptions
 
 # expansion, channels, blocks, stride of the first block
 _STAGES = (

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from feddle.models.options import ImageNetOptions
+from feddle.models.pretrained import ImageNetOptions
 
 
 class Block(nn.Module):
@@ -14,7 +14,6 @@ class Block(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(width, out, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(out)
-        self.relu = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out)
         shortcut = (nn.Conv2d(width, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
@@ -23,8 +22,8 @@ class Block(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Features (n, width, H, W) to (n, out, H/stride, W/stride)."""
         shortcut = inputs if self.downsample is None else self.downsample(inputs)
-        hidden = self.relu(self.bn1(self.conv1(inputs)))
-        outputs: Tensor = self.relu(self.bn2(self.conv2(hidden)).add_(shortcut))
+        hidden = self.bn1(self.conv1(inputs)).relu_()
+        outputs: Tensor = self.bn2(self.conv2(hidden)).add_(shortcut).relu_()
         return outputs
 
 
@@ -36,20 +35,18 @@ class ResNet18(nn.Module):
         self.inputs = inputs or nn.Identity()
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         self.layer1 = nn.Sequential(Block(64, 64, 1), Block(64, 64, 1))
         self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128, 1))
         self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256, 1))
         self.layer4 = nn.Sequential(Block(256, 512, 2), Block(512, 512, 1))
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(512, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (n, C, H, W) to logits (n, classes)."""
-        features = self.maxpool(self.relu(self.bn1(self.conv1(self.inputs(images)))))
+        features = self.maxpool(self.bn1(self.conv1(self.inputs(images))).relu_())
         features = self.layer4(self.layer3(self.layer2(self.layer1(features))))
-        logits: Tensor = self.fc(self.avgpool(features).flatten(1))
+        logits: Tensor = self.fc(features.mean((2, 3)))
         return logits
 
 

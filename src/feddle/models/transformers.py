@@ -3,10 +3,9 @@
 import inspect
 import json
 import math
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +15,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddle.core.errors import FeddleError, one_line
-from feddle.data.source import Unusable, find_file
-from feddle.models.checkpoints import read_checkpoint
+from feddle.data.source import find_file
+from feddle.models.checkpoints import config_of_timm, in_words, read_checkpoint, state_from_timm
 from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
-from feddle.models.timm_vit import config_of_timm, state_from_timm
-from feddle.models.weights import FetchedWeights, ModelFolder, for_transformers
+from feddle.models.weights import WEIGHTS, FetchedWeights, ModelFolder, named
 from feddle.options import Count, Options, Positive, Share
 
 _QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
-_UNUSED = "mask_token"  # of pretraining; a checkpoint may come without it
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no hub, and no code out of a folder
 _HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] as they are
 
@@ -58,7 +55,8 @@ class TransformersOptions(ModelOptions):
 
     def weights(self) -> FetchedWeights | ModelFolder:
         """See `ModelOptions`."""
-        return for_transformers(self.path)
+        fetched = any(self.path == source.name and source.config for source in WEIGHTS)
+        return named(self.path) if fetched else ModelFolder(self.path)
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:
         """See `ModelOptions`."""
@@ -82,8 +80,7 @@ class Classifier(nn.Module):
         if self.inputs is not None:
             outputs = self.model(pixel_values=self.inputs(batch), **self.extra)
         elif batch.is_floating_point():
-            kind = type(self.model).__name__
-            raise FeddleError(f"{kind} reads text: it takes token ids (n, length), got floats, as images have")
+            raise FeddleError(f"{type(self.model).__name__} reads text: it takes token ids (n, length), got floats")
         else:
             mask = None if self.padding is None else (batch != self.padding).long()
             outputs = self.model(input_ids=batch, attention_mask=mask)
@@ -103,12 +100,8 @@ def load_classifier(
     try:
         with _silent(transformers):
             model, loading = _load(transformers, folder, settings, classes)
-    except FeddleError:
-        raise
-    except Unusable as error:
-        raise FeddleError(f"the weights in {folder} cannot be used: {error}") from error
     except Exception as error:  # a damaged file makes the library raise errors of many kinds
-        failed = f"transformers cannot load the model in {folder} ({_in_words(error)})"
+        failed = f"transformers cannot load the model in {folder} ({in_words(error)})"
         raise FeddleError(f"{failed}; save it again with transformers, or set model.path to another folder") from error
     fresh = _check(model, loading, folder)
     if adapters is not None:
@@ -120,7 +113,7 @@ def load_classifier(
         raise FeddleError(f"the model in {folder} takes {expected} channels, got {channels}; set data.channels")
     resizable = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
     resized = resizable and image_size not in (None, getattr(model.config, "image_size", None))
-    inputs = Standardise(*_mean_and_deviation(folder, settings, channels))
+    inputs = Standardise(*_mean_and_deviation(folder, channels))
     return Classifier(model, inputs=inputs, padding=None, resized=resized)
 
 
@@ -155,7 +148,8 @@ def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
     base = f"{model.base_model_prefix}."
     if not any(name.startswith(base) for name, _ in model.named_parameters()):
         raise FeddleError(f"the model in {folder} cannot be separated from its head: it has no part called {base[:-1]}")
-    missing = {n for n in loading["missing_keys"] if n.startswith(base) and not n.endswith(_UNUSED)}
+    # the mask token is only for pretraining
+    missing = {n for n in loading["missing_keys"] if n.startswith(base) and not n.endswith("mask_token")}
     fresh = {n for n in missing if ".pooler." in n}
     wrong = sorted((missing - fresh) | {n for n, *_ in loading["mismatched_keys"] if n.startswith(base)})
     if wrong:
@@ -187,11 +181,8 @@ def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path)
             **options,
         )
         peft.inject_adapter_in_model(config, model)
-    except re.error as error:
-        wrong = f"a regular expression in model.lora is not valid ({error}), probably target_modules"
-        raise FeddleError(f"{wrong}; correct it, or give a list of names") from error
     except Exception as error:  # peft takes any option, and finds out late that a value is impossible
-        wrong = f"model.lora does not fit the model in {folder} ({_in_words(error)})"
+        wrong = f"model.lora does not fit the model in {folder} ({in_words(error)})"
         raise FeddleError(f"{wrong}; correct its target_modules or options") from error
     base = f"{model.base_model_prefix}."
     for name, parameter in model.named_parameters():
@@ -209,25 +200,20 @@ def _query_and_value(model: nn.Module, folder: Path) -> list[str]:
     return found
 
 
-def _mean_and_deviation(folder: Path, settings: Mapping[str, Any], channels: int) -> list[Sequence[float]]:
+def _mean_and_deviation(folder: Path, channels: int) -> list[Sequence[float]]:
     """The statistics of the images that the weights were trained on; ViT's if the folder has none."""
-    file = folder / "preprocessor_config.json"
-    if file.is_file():
-        settings = _read_table(file)
-    elif isinstance(settings.get("pretrained_cfg"), dict):  # in timm's layout
-        settings = settings["pretrained_cfg"]
+    files = folder / "preprocessor_config.json", folder / "config.json"
+    file = next(file for file in files if file.is_file())
+    settings = _read_table(file)
+    inner = settings.get("pretrained_cfg")  # in timm's layout
+    settings = inner if isinstance(inner, dict) else settings
     statistics = []
     for key, least in (("mean", -math.inf), ("std", 0.0)):
         values = settings.get(f"image_{key}", settings.get(key)) or _HALVES
-        numbers = isinstance(values, list | tuple) and all(
-            type(v) in (int, float) and least < v < math.inf for v in values
-        )
-        if not numbers or len(values) not in (1, channels):
-            place = file if file.is_file() else folder / "config.json"
-            expected = f"image_{key} should be a list of {channels} numbers{' above 0' if least == 0 else ''}"
-            raise FeddleError(
-                f"{place}: {expected}, got {one_line(str(values), 60)}; correct it, or save the model again"
-            )
+        listed = isinstance(values, list | tuple) and len(values) in (1, channels)
+        if not listed or not all(type(v) in (int, float) and least < v < math.inf for v in values):
+            wrong = f"image_{key} should be a list of {channels} numbers{' above 0' if least == 0 else ''}"
+            raise FeddleError(f"{file}: {wrong}, got {one_line(str(values), 60)}; correct it, or save the model again")
         statistics.append(values)
     return statistics
 
@@ -237,20 +223,12 @@ def _read_table(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FeddleError(f"there is no {file}; set model.path to a folder that transformers saved")
     try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise FeddleError(f"{file} is not valid JSON: {error}; save the model again") from error
     if not isinstance(settings, dict):
         raise FeddleError(f"{file} must hold a table of settings, got {type(settings).__name__}; save the model again")
     return settings
-
-
-def _in_words(error: Exception) -> str:
-    """An error of a library on one line."""
-    text = " ".join(str(error).split())
-    return one_line(
-        text if isinstance(error, OSError | ValueError) and text else f"{type(error).__name__}: {text}", 200
-    )
 
 
 def _import(name: str) -> Any:
@@ -264,13 +242,10 @@ def _import(name: str) -> Any:
 def _silent(transformers: Any) -> Iterator[None]:
     """Hide the progress bars, reports and warnings of the library; `_check` checks what matters in them."""
     logging = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+    with warnings.catch_warnings(action="ignore"), ExitStack() as restored:
+        restored.callback(logging.set_verbosity, logging.get_verbosity())
+        if logging.is_progress_bar_enabled():
+            restored.callback(logging.enable_progress_bar)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        yield

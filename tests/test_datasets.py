@@ -304,7 +304,7 @@ def test_jpegs_are_decoded_in_the_order_of_class_and_name(tmp_path: Path, inside
     (tmp_path / inside / "train" / ".cache").mkdir()
     (tmp_path / inside / "train" / "NORMAL" / "._IM-0003-0001.jpeg").write_bytes(b"left by a file browser")
     arrays = Arrays(**decode_jpegs(tmp_path))
-    assert (arrays.train_images.shape, arrays.test_images.shape) == ((3, 1, 16, 8), (2, 1, 16, 8))
+    assert (arrays.train_images.shape, arrays.test_images.shape) == ((3, 1, 224, 224), (2, 1, 224, 224))
     assert (arrays.train_images.dtype, arrays.train_labels.dtype) == (torch.uint8, torch.int64)
     assert chest_greys(arrays) == CHEST_DECODED
 
@@ -349,26 +349,9 @@ def test_a_short_cifar_batch_is_refused(tmp_path: Path) -> None:
         decode_cifar(tmp_path)
 
 
-def png_in_disguise(path: Path) -> None:
-    Image.new("L", (8, 16)).save(path, format="PNG")
-
-
-def cut_jpeg(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda path: path.parents[1].rename(path.parents[2] / "training"), "it holds no folder train"),
-        (png_in_disguise, "IM-0003-0001.jpeg is not a JPEG file that Pillow can read"),
-        (cut_jpeg, "IM-0003-0001.jpeg is not a JPEG file that Pillow can read"),
-    ],
-)
-def test_bad_jpegs_are_refused_with_the_reason(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
-    write_chest(tmp_path)
-    damage(tmp_path / "train" / "NORMAL" / "IM-0003-0001.jpeg")
-    with pytest.raises(Unusable, match=reason):
+def test_jpegs_without_a_folder_for_training_are_refused(tmp_path: Path) -> None:
+    (write_chest(tmp_path) / "train").rename(tmp_path / "training")
+    with pytest.raises(Unusable, match="it holds no folder train"):
         decode_jpegs(tmp_path)
 
 
@@ -438,11 +421,23 @@ def add_a_byte(folder: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
+def put_a_png_in_its_place(folder: Path) -> None:
+    Image.new("L", (8, 16)).save(folder / "test/NORMAL/IM-0001-0001.jpeg", format="PNG")
+
+
+def cut_one(folder: Path) -> None:
+    path = folder / "test/NORMAL/IM-0001-0001.jpeg"
+    path.write_bytes(path.read_bytes()[:-40])
+
+
 def remove_one(folder: Path) -> None:
     (folder / "train/NORMAL/IM-0003-0001.jpeg").unlink()
 
 
-@pytest.mark.parametrize("change", [rename_one, move_to_the_other_class, add_a_byte, remove_one])
+CHANGES = (rename_one, move_to_the_other_class, add_a_byte, put_a_png_in_its_place, cut_one, remove_one)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_jpegs_must_have_the_hash_of_their_files(tmp_path: Path, change: Callable[[Path], None]) -> None:
     folder = write_chest(tmp_path / "mine")
     spec = chest_spec(folder)

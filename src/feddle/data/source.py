@@ -59,6 +59,14 @@ def find_file(folder: Path, *names: str) -> Path:
     raise Unusable(f"it holds no {' or '.join(names)}")
 
 
+def find_folder(place: Path, *names: str) -> Path:
+    """The first of these folders that is in a place; the last name is the usual one."""
+    for name in names:
+        if (place / name).is_dir():
+            return place / name
+    raise Unusable(f"it holds no folder {names[-1]}")
+
+
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> FeddleError:
     """The error for a name that no source has."""
     hint = f"{did_you_mean(name.lower().replace('_', '-'), known)} The names are {', '.join(known)}".lstrip()

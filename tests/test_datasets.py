@@ -32,7 +32,7 @@ from command import PYTHON, Said, run_process
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
 from feddle.data.datasets import Contents, FetchedData
-from feddle.data.fetch import fetching, origins
+from feddle.data.fetch import origins
 from feddle.data.fetch.fetching import tensors_hash
 from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Origin, Package
 from feddle.data.fetch.progress import Reporter
@@ -42,7 +42,6 @@ from feddle.data.readers.formats import (
     decode_digits,
     decode_idx,
     decode_jpegs,
-    jpeg_files,
     jpegs_hash,
 )
 from feddle.data.source import Unusable, cache_folder
@@ -69,10 +68,10 @@ def file_of(spec: FetchedData, cache: Path) -> Path:
 
 
 def obtain(spec: FetchedData, cache: Path, folder: Path | None, reporter: Reporter) -> Arrays:
-    """The arrays by way of this cache folder; unlike `arrays`, it goes on without a folder that does not exist."""
+    """The arrays by way of this cache folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDLE_DATA", str(cache))
-        return Arrays(**fetching.obtain(spec, folder, reporter))
+        return replace(spec, folder=folder).arrays(quiet=reporter.quiet)
 
 
 def idx(values: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bytes:
@@ -175,8 +174,8 @@ CHEST_DECODED = [[10, 20, 90], [0, 0, 1], [250, 200], [0, 1]]
 
 def chest_spec(folder: Path, *sources: Origin) -> FetchedData:
     """A data set whose hash is that of the files in this folder."""
-    base = spec_of(*sources, sha256=jpegs_hash(jpeg_files(folder)))
-    return replace(base, reader=decode_jpegs, archive="tiny.whl", jpegs=jpeg_files)
+    base = spec_of(*sources, sha256=jpegs_hash(folder))
+    return replace(base, reader=decode_jpegs, archive="tiny.whl", files_hash=jpegs_hash)
 
 
 def assert_same(found: Arrays, expected: Arrays) -> None:
@@ -313,7 +312,7 @@ def test_a_pipe_among_jpegs_is_not_opened(tmp_path: Path) -> None:
     write_chest(tmp_path)
     os.mkfifo(tmp_path / "train" / "NORMAL" / "pipe.jpeg")
     with pytest.raises(Unusable, match=r"pipe.jpeg is no regular file"):
-        jpegs_hash(jpeg_files(tmp_path))
+        jpegs_hash(tmp_path)
 
 
 def spoilt(**changes: bytes) -> dict[str, bytes]:
@@ -479,10 +478,12 @@ def test_without_pillow_jpegs_are_refused_before_any_download_but_read_from_the_
 def test_a_useless_folder_is_reported_and_the_next_source_tried(
     tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    obtain(spec_of(site.source()), tmp_path / "cache", tmp_path / "typo", Reporter(quiet=False))
+    (tmp_path / "other").mkdir()
+    obtain(spec_of(site.source()), tmp_path / "cache", tmp_path / "other", Reporter(quiet=False))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        f"cannot use the folder {tmp_path / 'typo'} for tiny: no such folder; trying the next source",
+        f"cannot use the folder {tmp_path / 'other'} for tiny: it holds no train-images-idx3-ubyte.gz or "
+        "train-images-idx3-ubyte; trying the next source",
         f"fetching tiny (0.1 MB) from the official address {site.address}",
     ]
 

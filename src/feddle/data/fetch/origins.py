@@ -1,12 +1,10 @@
 """Where official files can be fetched from; each origin ends in a folder of these files."""
 
 import os
-import signal
 import subprocess
 import sys
 import tarfile
 import zipfile
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -184,30 +182,23 @@ def unpack(archive: Path, folder: Path) -> None:
 def run(command: list[str], folder: Path) -> None:
     """Run a client in a folder; a missing client, a failure and a timeout all become a short reason."""
     try:
-        process = subprocess.Popen(  # noqa: S603 - a list of arguments from this module, no shell
+        done = subprocess.run(  # noqa: S603 - a list of arguments from this module, no shell
             command,
             cwd=folder,
             env={**os.environ, "LC_ALL": "C"},  # error messages in English
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             errors="replace",
-            start_new_session=True,
+            timeout=TIMEOUT,
+            check=False,
         )
+    except subprocess.TimeoutExpired as error:
+        raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
     except OSError as error:
         raise Unusable(f"{command[0]} is not installed on this machine") from error
-    with process:
-        try:
-            _, complaint = process.communicate(timeout=TIMEOUT)
-        except BaseException as error:
-            with suppress(ProcessLookupError):  # it may have ended just now
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started, in a session of their own
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
-            raise
-    if process.returncode != 0:
-        raise Unusable(_reason(command[0], complaint))
+    if done.returncode != 0:
+        raise Unusable(_reason(command[0], done.stderr))
 
 
 def _apt_get(package: str, folder: Path) -> None:

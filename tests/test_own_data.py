@@ -295,8 +295,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda f: broken_table(f, cell(7, 0, pipe("mine/x.png")(f) + "/x.png")),
         "mine/x.png is no regular file; correct its path or leave it out",
     ),
-    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "mine.csv is neither a regular file nor a folder"),
-    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "mine.npz is neither a regular file nor a folder"),
+    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "data.name is csv, but there is no regular file"),
+    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "data.name is npz, but there is no regular file"),
     "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "has too few images (2) to hold out 0.2 of them"),
     "not an archive": (file_with("mine.npz", b"PK nothing"), "as a NumPy archive without pickled objects"),
     "pickles": (
@@ -421,10 +421,7 @@ def test_an_unreadable_image_ends_the_run_with_its_name(
     [
         ({"name": "csv"}, "data: csv is your own data; set path to where it is"),
         ({"name": "digits", "path": "x"}, "path is for your own data, with the name csv, images, npz, huggingface"),
-        (
-            {"name": "npz", "path": "x", "folder": "y"},
-            "folder is for official files; for your own data (npz) use path",
-        ),
+        ({"name": "npz", "path": "x", "folder": "y"}, "npz is your own data; set path to where it is, and no folder"),
         ({"server": {"path": "x"}}, "data.server: path and folder belong to another data set; set name to that"),
         ({"server": {"name": "images"}}, "images is your own data; set path to where it is"),
         ({"test_share": 1.0}, "data.test_share: input should be less than 1"),
@@ -447,9 +444,11 @@ def test_natural_clients_need_data_that_names_them(tmp_path: Path) -> None:
 
 
 def test_a_name_that_does_not_fit_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(FeddleError, match=r"data.name csv takes a file, but .* is a folder; correct data.path"):
+    with pytest.raises(
+        FeddleError, match=r"data.name is csv, but there is no regular file .*; correct data.path, or set data.name"
+    ):
         build_collection(config_of(tmp_path))
-    with pytest.raises(FeddleError, match=r"to read the data from; correct data.path"):
+    with pytest.raises(FeddleError, match=r"no regular file .*gone to read the data from; correct data.path"):
         build_collection(config_of(tmp_path / "gone"))
 
 

@@ -270,8 +270,10 @@ def test_images_are_resized_at_once_or_when_taken_with_the_same_bits() -> None:
     assert isinstance(taken.clients, PartitionedClients)
     assert isinstance(kept.clients.examples, Images)
     assert isinstance(taken.clients.examples, Images)
-    assert kept.clients.examples.pixels.shape[-1] == 40
-    assert taken.clients.examples.pixels.shape[-1] == 8  # as the digits are stored: nothing large is in memory
+    assert kept.clients.examples.pixels[torch.tensor([0])].shape[-1] == 40
+    assert (
+        taken.clients.examples.pixels[torch.tensor([0])].shape[-1] == 8
+    )  # as the digits are stored: nothing large is in memory
     for ours, theirs in ((kept.clients[3], taken.clients[3]), (kept.server, taken.server), (kept.test, taken.test)):
         assert ours is not None
         assert theirs is not None

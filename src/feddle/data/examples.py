@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, default_collate
 from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import torch_generator
+from feddle.data.pictures import KeptPictures
 
 
 class Examples(Protocol):
@@ -24,13 +25,13 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images kept as bytes (n, C, H, W), converted to floats in [−1, 1] one batch at a time.
+    """Images as bytes (n, C, H, W), in memory or decoded when used, made into floats in [−1, 1] one batch at a time.
 
     Grey images are repeated over `channels`, so that one model takes any set. Batches come in channels_last. With
     `size`, a batch is resized when it is taken, so that a large set can stay as it is on disk.
     """
 
-    pixels: Tensor
+    pixels: Tensor | KeptPictures
     labels: Tensor
     channels: int
     size: int | None = None

@@ -69,9 +69,7 @@ def read_csv(path: Path, columns: Columns) -> Collection:
         for (line, _), value in zip(table, values[column], strict=True):
             if not value:
                 raise FeddleError(f"{path}: line {line} has no {found[column]}; fill it in or leave the line out")
-    files = Files.of(path.resolve().parent, values["image"])
-    files.require()
-    return labelled_rows(str(path), files, values)
+    return labelled_rows(str(path), Files.of(path.resolve().parent, values["image"]).require(), values)
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -157,6 +155,5 @@ def read_isic(place: Path) -> Collection:
     labels = torch.from_numpy(truth[:, used].argmax(axis=1))
     inside = "ISIC_2019_Training_Input"
     folder = find_folder(place, f"{inside}/{inside}", inside)
-    files = Files.of(folder.resolve(), [f"{row[0]}.jpg" for row in rows])
-    files.require()
+    files = Files.of(folder.resolve(), [f"{row[0]}.jpg" for row in rows]).require()
     return divided("isic-2019", Labelled(files, labels), None, int(used.sum()))

@@ -68,8 +68,7 @@ def read_celeba(place: Path) -> Collection:
     # unpacking the archive may have put the folder into another one of its name
     nested = [f"{root}/img_align_celeba/img_align_celeba" for root in (".", "raw", "data/raw")]
     folder = find_folder(place, *nested, "img_align_celeba", "data/raw/img_align_celeba", "raw/img_align_celeba")
-    files = Files.of(folder.resolve(), names)
-    files.require()
+    files = Files.of(folder.resolve(), names).require()
     return divided("celeba", Labelled(files, labels, owners), test, 2)
 
 

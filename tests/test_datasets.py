@@ -26,6 +26,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from rich.progress import Progress
 
 from command import PYTHON, Said, run_process
@@ -34,8 +35,8 @@ from feddle.data import datasets
 from feddle.data.datasets import Contents, FetchedData
 from feddle.data.fetch import origins
 from feddle.data.fetch.fetching import tensors_hash
-from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Origin, Package
-from feddle.data.fetch.progress import Reporter
+from feddle.data.fetch.origins import Folder, Official, Origin, Package, installed_package
+from feddle.data.fetch.progress import counting
 from feddle.data.readers.formats import (
     Arrays,
     decode_cifar,
@@ -54,7 +55,7 @@ IDX_NAMES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-QUIET = Reporter(quiet=True)
+QUIET = Console(stderr=True, quiet=True)
 
 
 def content_hash(arrays: Arrays) -> str:
@@ -67,11 +68,11 @@ def file_of(spec: FetchedData, cache: Path) -> Path:
         return spec.file
 
 
-def obtain(spec: FetchedData, cache: Path, folder: Path | None, reporter: Reporter) -> Arrays:
+def obtain(spec: FetchedData, cache: Path, folder: Path | None, console: Console) -> Arrays:
     """The arrays by way of this cache folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDLE_DATA", str(cache))
-        return replace(spec, folder=folder).arrays(quiet=reporter.quiet)
+        return replace(spec, folder=folder).arrays(quiet=console.quiet)
 
 
 def idx(values: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bytes:
@@ -479,7 +480,7 @@ def test_a_useless_folder_is_reported_and_the_next_source_tried(
     tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other").mkdir()
-    obtain(spec_of(site.source()), tmp_path / "cache", tmp_path / "other", Reporter(quiet=False))
+    obtain(spec_of(site.source()), tmp_path / "cache", tmp_path / "other", Console(stderr=True))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         f"cannot use the folder {tmp_path / 'other'} for tiny: it holds no train-images-idx3-ubyte.gz or "
@@ -529,9 +530,8 @@ def test_an_archive_that_outgrows_the_limit_is_not_unpacked(tmp_path: Path, monk
     assert list((tmp_path / "inside").iterdir()) == []
 
 
-def test_an_absent_python_package_is_a_reason(tmp_path: Path) -> None:
-    with pytest.raises(Unusable, match="not installed"):
-        InstalledPackage("Nowhere", "no_such_module_here", "data").collect("tiny", tmp_path, QUIET)
+def test_an_absent_python_package_is_no_origin() -> None:
+    assert installed_package("Nowhere", "no_such_module_here", "data") == ()
 
 
 def test_npm_packs_into_the_cache(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
@@ -768,12 +768,12 @@ def test_on_a_terminal_bytes_are_counted(tmp_path: Path, site: Site, monkeypatch
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(Progress, "stop", watched_stop)
-    obtain(spec_of(site.source()), tmp_path, None, Reporter(quiet=False))
+    obtain(spec_of(site.source()), tmp_path, None, Console(stderr=True))
     assert seen == [(len(content), len(content)) for content in site.files.values()]
 
 
 def test_off_a_terminal_there_is_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    with Reporter(quiet=False).counting("a file", 3) as advance:
+    with counting(Console(stderr=True), "a file", 3) as advance:
         advance(3)
     assert capsys.readouterr().err == ""
 
@@ -801,8 +801,8 @@ def test_the_real_digits_are_fetched_and_loaded(data: Path) -> None:
 
 
 def test_digits_come_from_a_named_folder_of_the_official_file(data: Path, tmp_path: Path) -> None:
-    installed = InstalledPackage("scikit-learn", "sklearn", "datasets/data").collect("digits", tmp_path, QUIET)
-    table = gzip.decompress((installed / "digits.csv.gz").read_bytes())
+    (installed,) = installed_package("scikit-learn", "sklearn", "datasets/data")
+    table = gzip.decompress((installed.path / "digits.csv.gz").read_bytes())
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "optdigits.tes").write_bytes(table + b"\n")
     source = datasets.named("digits", tmp_path / "mine")

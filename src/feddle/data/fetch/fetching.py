@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from filelock import FileLock, Timeout
+from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -17,7 +18,6 @@ from torch import Tensor
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.data.fetch.origins import Folder, Official, Origin, Package
-from feddle.data.fetch.progress import Reporter
 from feddle.data.pictures import require_pillow
 from feddle.data.source import Unusable, cache_folder, expanded
 
@@ -74,13 +74,13 @@ class Fetched(ABC):
             return found
         if self.files_hash:
             require_pillow(self.name)  # before the download, not after it
-        cache, reporter = self.file.parent, Reporter(quiet=quiet)
+        cache, console = self.file.parent, Console(stderr=True, quiet=quiet)
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            with _locked(FileLock(cache / f".{self.name}.lock"), self.name, reporter):
+            with _locked(FileLock(cache / f".{self.name}.lock"), self.name, console):
                 # Another process may have filled the cache while this one waited.
                 if (found := self.cached()) is None:
-                    found = self._gather(folder, reporter)
+                    found = self._gather(folder, console)
                     # Not save_file: it makes the file private, and a cache may be shared.
                     write_whole(self.file, save(found, self.label(found)))
                 return found
@@ -107,7 +107,7 @@ class Fetched(ABC):
         whole = label == self.label(tensors) if self.files_hash else tensors_hash(tensors) == self.sha256
         return tensors if whole else None
 
-    def _gather(self, folder: Path | None, reporter: Reporter) -> Tensors:
+    def _gather(self, folder: Path | None, console: Console) -> Tensors:
         """Try the origins in order, the user's folder first."""
         named = [Folder(folder, "the folder", self.archive)] if folder else []
         reasons = []
@@ -116,11 +116,13 @@ class Fetched(ABC):
             shutil.rmtree(workspace, ignore_errors=True)  # a process that was killed may have left one
             workspace.mkdir()
             try:
-                return self.decode(origin.collect(self.name, workspace, reporter))
+                return self.decode(origin.collect(self.name, workspace, console))
             except Unusable as reason:
                 reasons.append(f"{origin} ({reason})")
                 if origin in named:
-                    reporter.say(f"cannot use {origin} for {self.name}: {reason}; trying the next source")
+                    console.out(
+                        f"cannot use {origin} for {self.name}: {reason}; trying the next source", highlight=False
+                    )
             finally:
                 shutil.rmtree(workspace, ignore_errors=True)
         found = f"the cached file {self.file} is broken and " if self.file.exists() else ""
@@ -168,10 +170,10 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _locked(lock: FileLock, name: str, reporter: Reporter) -> AbstractContextManager[object]:
+def _locked(lock: FileLock, name: str, console: Console) -> AbstractContextManager[object]:
     """Let one process at a time fetch the content; the others wait and then find it in the cache."""
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        reporter.say(f"waiting for another process that fetches {name}")
+        console.out(f"waiting for another process that fetches {name}", highlight=False)
         return lock.acquire()

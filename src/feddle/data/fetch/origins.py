@@ -8,9 +8,11 @@ import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol, final
+from typing import Literal, final
 
-from feddle.data.fetch.progress import Reporter
+from rich.console import Console
+
+from feddle.data.fetch.progress import counting, waiting
 from feddle.data.source import Unusable
 
 Registry = Literal["Debian", "npm", "PyPI"]
@@ -25,17 +27,13 @@ HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
 CHUNK = 1 << 16
 
 
-class Origin(Protocol):
-    """A place that may have the official files of a data set or of weights; `str` gives it in words."""
-
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
-        """A folder with the official files of `name`; raises `Unusable` with the reason."""
-
-
 @final
 @dataclass(frozen=True)
 class Folder:
-    """A folder on this machine, named by the user or filled by a system package."""
+    """A folder on this machine, named by the user or filled by a package.
+
+    Every origin has `collect`, which gives a folder with the official files or raises `Unusable` with the reason.
+    """
 
     path: Path
     title: str
@@ -44,35 +42,23 @@ class Folder:
     def __str__(self) -> str:
         return f"{self.title} {self.path}"
 
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
+    def collect(self, name: str, workspace: Path, console: Console) -> Path:
         """The folder itself, or a place where its archive is unpacked."""
         # MNIST and Fashion-MNIST have the same file names, so each may have its own folder inside.
         folder = self.path / name if (self.path / name).is_dir() else self.path
         if self.archive is None or not (folder / self.archive).is_file():
             return folder
-        with reporter.waiting(f"unpacking {self.archive}"):
+        with waiting(console, f"unpacking {self.archive}"):
             unpack(folder / self.archive, workspace)
         return workspace
 
 
-@final
-@dataclass(frozen=True)
-class InstalledPackage:
-    """The data files inside an installed Python package, which is never imported."""
-
-    title: str
-    module: str
-    inside: str
-
-    def __str__(self) -> str:
-        return f"the installed Python package {self.title}"
-
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:  # noqa: ARG002 - an Origin's arguments
-        """The package's data folder."""
-        spec = find_spec(self.module)
-        if spec is None or spec.origin is None:
-            raise Unusable("it is not installed")
-        return Path(spec.origin).parent / self.inside
+def installed_package(title: str, module: str, inside: str) -> tuple[Folder, ...]:
+    """The data files inside a Python package, which is never imported; nothing if it is not installed."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return ()
+    return (Folder(Path(spec.origin).parent / inside, f"the installed Python package {title}"),)
 
 
 @final
@@ -87,11 +73,11 @@ class Official:
     def __str__(self) -> str:
         return f"the official address {self.address}"
 
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
+    def collect(self, name: str, workspace: Path, console: Console) -> Path:
         """Download the files one after the other, and unpack archives."""
-        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self}")
+        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}", highlight=False)
         for file in self.files:
-            _download(self.address + file, workspace / file, reporter)
+            _download(self.address + file, workspace / file, console)
             if ".tar" in file:
                 unpack(workspace / file, workspace)
         return workspace
@@ -110,15 +96,18 @@ class Package:
     def __str__(self) -> str:
         return f"the {self.registry} package {self.package}"
 
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
+    def collect(self, name: str, workspace: Path, console: Console) -> Path:
         """Download the package with the registry's client, and unpack it."""
-        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self}")
-        with reporter.waiting(f"{name} from {self}"):
+        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}", highlight=False)
+        with waiting(console, f"{name} from {self}"):
             unpack(download_package(self.registry, self.package, workspace), workspace / "unpacked")
         return workspace / "unpacked" / self.inside
 
 
-def _download(url: str, target: Path, reporter: Reporter) -> None:
+Origin = Folder | Official | Package  # `str` gives it in words
+
+
+def _download(url: str, target: Path, console: Console) -> None:
     """Download a file; every failure becomes a short reason."""
     # Not hashed: every origin must share the hash of the content instead.
     import requests  # it takes a while to import, and most loads never need it
@@ -126,7 +115,7 @@ def _download(url: str, target: Path, reporter: Reporter) -> None:
     try:
         with requests.get(url, stream=True, timeout=HTTP_TIMEOUT) as response, target.open("wb") as file:
             response.raise_for_status()
-            with reporter.counting(target.name, int(response.headers.get("content-length", 0))) as advance:
+            with counting(console, target.name, int(response.headers.get("content-length", 0))) as advance:
                 for chunk in response.iter_content(CHUNK):
                     file.write(chunk)
                     advance(len(chunk))

@@ -129,7 +129,7 @@ BAD: list[tuple[str, str]] = [
     ("clients.per_round=600", "clients: per_round is 600, but there are only 20 clients"),
     ("data=3", "data: input should be a valid dictionary"),
     ("rounds", "an override is KEY=VALUE"),
-    ("data.server.samples=359", "data.server.samples must leave some of the 359 test images"),
+    ("data.server.samples=359", "data.server.samples must be less than the 359 images that"),
     ("data.name=digitz", "did you mean 'digits'?"),
     ("data.image_size=16", "the CNN takes images from 28×28 up"),
     ("data.server.samples=0", "feddle uses the server's data, but there is none"),
@@ -758,5 +758,7 @@ def test_validation_images_come_from_the_clients_and_leave_the_test_images_alone
 
 def test_validation_must_leave_images_to_the_clients() -> None:
     tree = {**TINY, "data": {**TINY["data"], "validation": 5000}}
-    with pytest.raises(FeddleError, match=r"data\.validation must be less than the 1438 training images, got 5000"):
+    with pytest.raises(
+        FeddleError, match=r"data\.validation must be less than the 1438 images that it is taken from, got 5000"
+    ):
         build_problem(parse_config(tree))

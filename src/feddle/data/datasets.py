@@ -112,8 +112,6 @@ class OfficialData:
     def read(self, *, quiet: bool = False) -> Collection:  # noqa: ARG002 - a Source's arguments
         """See `Source`."""
         try:
-            if not self.is_here():
-                raise Unusable("there is no such folder")
             return self.reader(self.place)
         except Unusable as reason:
             raise FeddleError(

@@ -139,9 +139,5 @@ def resize(pixels: Tensor, size: int) -> Tensor:
         return pixels
     largest = pixels.shape[1] * max(pixels.shape[2] * pixels.shape[3], size * size)
     chunk = max(1, (1 << 22) // largest)  # bounds the floats in memory to 16 MiB, before and after
-    return torch.cat([_interpolate(pixels[i : i + chunk], size) for i in range(0, len(pixels), chunk)])
-
-
-def _interpolate(pixels: Tensor, size: int) -> Tensor:
-    floats = F.interpolate(pixels.float(), size=(size, size), mode="bilinear", align_corners=False)
-    return floats.round().byte()
+    parts = (pixels[i : i + chunk].float() for i in range(0, len(pixels), chunk))
+    return torch.cat([F.interpolate(part, (size, size), mode="bilinear").round().byte() for part in parts])

@@ -8,13 +8,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from feddle.core.errors import FeddleError
-from feddle.data.collection import Pictures
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm")
 
@@ -39,7 +39,7 @@ class Files:
         return len(self.names)
 
     def select(self, index: Tensor) -> "Files":
-        """See `Pictures`."""
+        """Some of them."""
         return Files(self.root, self.names[index.numpy()])
 
     def path(self, index: int) -> Path:
@@ -47,7 +47,7 @@ class Files:
         return self.root / os.fsdecode(self.names[index])
 
     def decode(self, index: int, size: int, channels: int) -> Tensor:
-        """See `Pictures`."""
+        """One of them as bytes (channels, size, size)."""
         path = self.path(index)
         return decode_picture(path, size, channels, str(path))
 
@@ -59,6 +59,35 @@ class Files:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise FeddleError(f"there is no image file {self.path(missing[0])}{more}; correct its path or leave it out")
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """Images inside a Hugging Face dataset, as the files that were put there."""
+
+    dataset: Any
+    column: str
+    rows: Tensor
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, index: Tensor) -> "Stored":
+        """Some of them."""
+        return Stored(self.dataset, self.column, self.rows[index], self.name)
+
+    def decode(self, index: int, size: int, channels: int) -> Tensor:
+        """One of them as bytes (channels, size, size)."""
+        row = int(self.rows[index])
+        held, title = self.dataset[row][self.column], f"in row {row} of {self.name}"
+        if held is None:
+            raise FeddleError(f"there is no image {title}; leave that row out")
+        source = Path(held["path"]) if held["bytes"] is None else io.BytesIO(held["bytes"])
+        return decode_picture(source, size, channels, title)
+
+
+Pictures = Files | Stored  # images that stay on disk until they are used
 
 
 def require_pillow(name: str) -> None:
@@ -125,6 +154,5 @@ class KeptPictures:
 
 
 def _shared(*shape: int) -> Tensor:
-    if not (size := math.prod(shape)):  # which mmap refuses
-        return torch.empty(shape, dtype=torch.uint8)
-    return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8).reshape(shape)
+    size = math.prod(shape)
+    return torch.frombuffer(mmap.mmap(-1, size + 1), dtype=torch.uint8)[:size].reshape(shape)  # mmap refuses 0 bytes

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.data.augmentation import Augment, crop_flip
-from feddle.data.collection import Collection, Labelled, among_drawn, held_out, validation_split
+from feddle.data.collection import Collection, Labelled, among_drawn, drawn_split, held_out, validation_split
 from feddle.data.examples import Examples, Images, Selection, resize
 from feddle.data.options import Data, source_of
-from feddle.data.partition import Partition, add_label_noise, is_natural, server_split
+from feddle.data.partition import Partition, add_label_noise, is_natural
 from feddle.data.pictures import KeptPictures
 from feddle.run.plan import Config
 from feddle.training.train import Loss
@@ -64,7 +64,8 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
     samples = min(1000, len(tested) // 2) if data.server.samples is None else data.server.samples
     outside = source_of(data.server).read(quiet=quiet) if data.outside else None
     own = collection.server if outside is None else outside.train  # rows that are only the server's
-    share, test = server_split(len(tested), samples if own is None else 0, seed_for(seed, "server split"))
+    taken = samples if own is None else 0
+    share, test = drawn_split("data.server.samples", len(tested), taken, seed_for(seed, "server split"))
     partition = data.partition.build(train, config.clients.count, seed_for(seed, "partition"))
     labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
     measured = build_examples(tested, tested.labels, data, collection.name)

@@ -74,7 +74,7 @@ class Fetched(ABC):
             return found
         if self.files_hash:
             require_pillow(self.name)  # before the download, not after it
-        cache, console = self.file.parent, Console(stderr=True, quiet=quiet)
+        cache, console = self.file.parent, Console(stderr=True, quiet=quiet, highlight=False)
         try:
             cache.mkdir(parents=True, exist_ok=True)
             with _locked(FileLock(cache / f".{self.name}.lock"), self.name, console):
@@ -120,9 +120,7 @@ class Fetched(ABC):
             except Unusable as reason:
                 reasons.append(f"{origin} ({reason})")
                 if origin in named:
-                    console.out(
-                        f"cannot use {origin} for {self.name}: {reason}; trying the next source", highlight=False
-                    )
+                    console.out(f"cannot use {origin} for {self.name}: {reason}; trying the next source")
             finally:
                 shutil.rmtree(workspace, ignore_errors=True)
         found = f"the cached file {self.file} is broken and " if self.file.exists() else ""
@@ -175,5 +173,5 @@ def _locked(lock: FileLock, name: str, console: Console) -> AbstractContextManag
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        console.out(f"waiting for another process that fetches {name}", highlight=False)
+        console.out(f"waiting for another process that fetches {name}")
         return lock.acquire()

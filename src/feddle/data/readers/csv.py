@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from feddle.core.errors import FeddleError, did_you_mean
-from feddle.data.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks
-from feddle.data.pictures import Files, require_pillow
+from feddle.data.collection import NOBODY, Collection, Labelled, Part, divided, ranks
+from feddle.data.pictures import Files, Pictures, require_pillow
 from feddle.data.source import Unusable, find_file, find_folder
 from feddle.options import Options
 

@@ -69,7 +69,7 @@ def decode_digits(folder: Path) -> dict[str, Tensor]:
 
 def decode_cifar(folder: Path) -> dict[str, Tensor]:
     """CIFAR-10: five training batches and a test batch."""
-    paths = [find_file(find_folder(folder, CIFAR_FOLDER, "."), name) for name in _BATCHES]
+    paths = [find_file(folder, name, f"{CIFAR_FOLDER}/{name}") for name in _BATCHES]
     *train, test = (_records(_read_bytes(path), path.name, labels=1) for path in paths)
     images, labels = (torch.cat(tensors) for tensors in zip(*train, strict=True))
     return Arrays(images, labels, *test)._asdict()
@@ -99,7 +99,7 @@ def _cifar100_file(place: Path, name: str) -> bytes:
     """A file of the archive, which may be unpacked or not."""
     archive = place / f"{_CIFAR100}.tar.gz"
     if not archive.is_file():
-        return _read_bytes(find_file(find_folder(place, _CIFAR100, "."), name))
+        return _read_bytes(find_file(place, name, f"{_CIFAR100}/{name}"))
     try:
         with tarfile.open(archive) as tar:
             member = tar.extractfile(f"{_CIFAR100}/{name}")

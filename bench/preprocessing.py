@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from feddle.data.augmentation import Augmented, crop_flip
 from feddle.data.examples import Examples, Images
-from feddle.data.pictures import Files, PictureExamples
+from feddle.data.pictures import Files, KeptPictures
 from feddle.models.cnn import CNN
 from feddle.models.resnet import ResNet18
 from feddle.training.machine import one_thread
@@ -53,8 +53,8 @@ def ways(folder: Path, size: int) -> dict[str, Examples]:
         "in memory": memory,
         "crop-flip": Augmented(memory, crop_flip, torch.Generator().manual_seed(1)),
         "resized": Images(other, labels, 3, size),
-        "kept": PictureExamples.of(pictures, labels, 3, size, 1 << 30),
-        "decoded": PictureExamples.of(pictures, labels, 3, size, 0),
+        "kept": Images(KeptPictures.of(pictures, 3, size, 1 << 30), labels, 3),
+        "decoded": Images(KeptPictures.of(pictures, 3, size, 0), labels, 3),
     }
 
 

@@ -18,8 +18,9 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job
 from feddle.data import datasets
+from feddle.data.collection import drawn_split
 from feddle.data.examples import FromDataset, Images, Selection, as_examples, resize
-from feddle.data.partition import add_label_noise, by_owner, dirichlet, even, server_split
+from feddle.data.partition import add_label_noise, by_owner, dirichlet, even
 from feddle.models.cnn import CNN, CnnOptions
 from feddle.models.resnet import ResNet18
 from feddle.training.machine import one_thread
@@ -119,12 +120,12 @@ def test_by_owner_worked_out() -> None:
 
 
 def test_server_split_is_disjoint_and_leaves_something_to_measure() -> None:
-    server, rest = server_split(100, 30, seed=0)
+    server, rest = drawn_split("data.server.samples", 100, 30, seed=0)
     assert (len(server), len(rest)) == (30, 70)
     assert torch.cat([server, rest]).sort().values.tolist() == list(range(100))
     for samples in (100, 101):
-        with pytest.raises(FeddleError, match=f"data.server.samples .* 100 test images .* got {samples}"):
-            server_split(100, samples, seed=0)
+        with pytest.raises(FeddleError, match=f"data.server.samples .* 100 images .* got {samples}"):
+            drawn_split("data.server.samples", 100, samples, seed=0)
 
 
 def test_label_noise_changes_exactly_the_share_that_was_asked_for() -> None:
@@ -293,7 +294,7 @@ def test_evaluate_counts_right_answers() -> None:
 def test_center_lands_where_the_calibration_says() -> None:
     """The paper's Center row for Fashion-MNIST is 82.6 ± 0.9; this CNN was calibrated to 81.8 on 1000 images."""
     images = datasets.load("fashion-mnist", quiet=True)
-    server, rest = server_split(len(images.test_labels), 1000, seed=0)
+    server, rest = drawn_split("data.server.samples", len(images.test_labels), 1000, seed=0)
     held_out = Images(resize(images.test_images, 32), images.test_labels, 3)
     torch.manual_seed(0)
     model = CNN(10)

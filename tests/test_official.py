@@ -243,7 +243,7 @@ def test_celeba_has_one_client_per_person(tmp_path: Path) -> None:
         (lambda f: (f / "all_data" / "all_data.json").unlink(), "it holds no JSON files in all_data, or in train and"),
         (lambda f: (f / "all_data" / "all_data.json").write_text("{}"), "not in LEAF's layout: KeyError 'users'"),
         (lambda f: write_leaf(f / "all_data", {"7": ([0.5], [1])}, "all_data.json"), "should name image files"),
-        (lambda f: write_leaf(f / "all_data", {"7": (["a"], [-1])}, "all_data.json"), "gives 7 the label -1"),
+        (lambda f: write_leaf(f / "all_data", {"7": (["a"], [-1])}, "all_data.json"), "7 has the label -1"),
         (lambda f: write_leaf(f / "all_data", {"7": (["a"], [1, 1])}, "all_data.json"), "holds 1 with 2 labels"),
     ],
 )

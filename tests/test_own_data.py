@@ -28,9 +28,9 @@ from feddle.core.errors import FeddleError
 from feddle.data.augmentation import crop_flip
 from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn, held_out, ranks
 from feddle.data.datasets import load
-from feddle.data.examples import resize
+from feddle.data.examples import Images, resize
 from feddle.data.options import Data, source_of
-from feddle.data.pictures import Files, PictureExamples
+from feddle.data.pictures import Files, KeptPictures
 from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
@@ -293,10 +293,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "a broken link": (link("mine/a/x.png", "gone.png"), "mine/a/x.png is no regular file, or a broken link; remove it"),
     "a pipe in a table": (
         lambda f: broken_table(f, cell(7, 0, pipe("mine/x.png")(f) + "/x.png")),
-        "mine/x.png is no regular file; correct its path or leave it out",
+        "mine/x.png; correct its path or leave it out",
     ),
-    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "mine.csv is neither a regular file nor a folder"),
-    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "mine.npz is neither a regular file nor a folder"),
+    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "data.name is csv, but there is no regular file"),
+    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "data.name is npz, but there is no regular file"),
     "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "has too few images (2) to hold out 0.2 of them"),
     "not an archive": (file_with("mine.npz", b"PK nothing"), "as a NumPy archive without pickled objects"),
     "pickles": (
@@ -314,7 +314,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "no images": (archive(images=GREY[:0], labels=TWO[:0]), "mine.npz holds no images"),
     "no height": (archive(images=GREY[:, :0], labels=TWO), "images should have the shape (n, height, width), with"),
     "no pixels": (archive(images=GREY[:, :0, :0, None], labels=TWO), "not (4, 0, 0, 1)"),
-    "other arrays": (archive(pictures=GREY), "mine.npz holds pictures; it should hold images and labels"),
+    "other arrays": (
+        archive(pictures=GREY),
+        "mine.npz holds no images: its arrays are pictures; it should hold images and",
+    ),
     "no labels": (archive(images=GREY), "mine.npz has no labels; add that array"),
     "floats": (archive(images=GREY / 255, labels=TWO), "images should be uint8 (0 to 255), not float64"),
     "flat images": (archive(images=GREY.reshape(4, 64), labels=TWO), "not (4, 64)"),
@@ -421,10 +424,7 @@ def test_an_unreadable_image_ends_the_run_with_its_name(
     [
         ({"name": "csv"}, "data: csv is your own data; set path to where it is"),
         ({"name": "digits", "path": "x"}, "path is for your own data, with the name csv, images, npz, huggingface"),
-        (
-            {"name": "npz", "path": "x", "folder": "y"},
-            "folder is for official files; for your own data (npz) use path",
-        ),
+        ({"name": "npz", "path": "x", "folder": "y"}, "npz is your own data; set path to where it is, and no folder"),
         ({"server": {"path": "x"}}, "data.server: path and folder belong to another data set; set name to that"),
         ({"server": {"name": "images"}}, "images is your own data; set path to where it is"),
         ({"test_share": 1.0}, "data.test_share: input should be less than 1"),
@@ -447,9 +447,11 @@ def test_natural_clients_need_data_that_names_them(tmp_path: Path) -> None:
 
 
 def test_a_name_that_does_not_fit_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(FeddleError, match=r"data.name csv takes a file, but .* is a folder; correct data.path"):
+    with pytest.raises(
+        FeddleError, match=r"data.name is csv, but there is no regular file .*; correct data.path, or set data.name"
+    ):
         build_collection(config_of(tmp_path))
-    with pytest.raises(FeddleError, match=r"to read the data from; correct data.path"):
+    with pytest.raises(FeddleError, match=r"no regular file .*gone to read the data from; correct data.path"):
         build_collection(config_of(tmp_path / "gone"))
 
 
@@ -685,7 +687,7 @@ def test_images_are_decoded_once_and_only_when_used(tmp_path: Path) -> None:
     path = table(tmp_path)
     rows = open_data(config_of(path).data).train
     assert isinstance(rows.images, Files)
-    whole = PictureExamples.of(rows.images, rows.labels, 3, 28, 1 << 30)
+    whole = Images(KeptPictures.of(rows.images, 3, 28, 1 << 30), rows.labels, 3)
     (tmp_path / "images" / "5.png").write_bytes(b"never used, so never seen to be broken")
     before, _ = whole.take(torch.tensor([1, 3, 1]))
     (tmp_path / "images" / "3.png").unlink()
@@ -706,8 +708,9 @@ def test_what_is_kept_does_not_change_what_is_taken(
     for i in range(6):
         paint(folder / f"{i}.png", "blue", 3 * i, size=(16, 16))
     files = Files.of(folder, [f"{i}.png" for i in range(6)])
-    examples = PictureExamples.of(files, torch.arange(6), 3, 16, limit)
-    assert len(examples.there) == limit // (3 * 16 * 16)
+    kept = KeptPictures.of(files, 3, 16, limit)
+    assert len(kept.there) == limit // (3 * 16 * 16)
+    examples = Images(kept, torch.arange(6), 3)
     for batch in batches:
         inputs, labels = examples.take(torch.tensor(batch, dtype=torch.int64))
         assert labels.tolist() == batch

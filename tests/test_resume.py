@@ -569,7 +569,7 @@ def test_a_data_file_that_was_cut_short(tmp_path: Path, whole: Whole, monkeypatc
     os.truncate(data, size // 2)
     # digits can always be had again; a set that cannot is an error of one line
     with monkeypatch.context() as gone:
-        for source in ("InstalledPackage", "Official", "Package"):
+        for source in ("Folder", "Official", "Package"):
             gone.setattr(f"feddle.data.fetch.origins.{source}.collect", unavailable)
         with pytest.raises(
             FeddleError, match=r"the cached file .*digits\.safetensors is broken and no source"

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator
+from feddle.data.pictures import Pictures
 
 NOBODY = -1  # the owner of an image that belongs to no client
 
@@ -23,18 +23,6 @@ class Part(IntEnum):
     TEST = 1
     SERVER = 2
     NOTHING = 3
-
-
-class Pictures(Protocol):
-    """Images that stay on disk until they are used."""
-
-    def __len__(self) -> int: ...
-
-    def select(self, index: Tensor) -> Self:
-        """Some of them."""
-
-    def decode(self, index: int, size: int, channels: int) -> Tensor:
-        """One of them as bytes (channels, size, size)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,13 +123,13 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
 def validation_split(collection: Collection, count: int, seed: int) -> tuple[Collection, Labelled]:
     """The collection without `count` of its training images, drawn at random, and these images."""
     rows = collection.train
-    if not 0 < count < len(rows):
-        raise FeddleError(f"data.validation must be less than the {len(rows)} training images, got {count}")
-    taken, kept = drawn_split(len(rows), count, seed)
+    taken, kept = drawn_split("data.validation", len(rows), count, seed)
     return replace(collection, train=rows.select(kept)), rows.select(taken)
 
 
-def drawn_split(total: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of `count` rows of `total`, drawn at random, and of the rest; both in order."""
+def drawn_split(option: str, total: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Indices of `count` rows of `total`, drawn at random, and of the rest, which is not empty; both in order."""
+    if not 0 <= count < total:
+        raise FeddleError(f"{option} must be less than the {total} images that it is taken from, got {count}")
     order = torch.from_numpy(numpy_generator(seed).permutation(total))
     return order[:count].sort().values, order[count:].sort().values

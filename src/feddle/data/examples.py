@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, default_collate
 from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import torch_generator
+from feddle.data.pictures import KeptPictures
 
 
 class Examples(Protocol):
@@ -24,13 +25,13 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images kept as bytes (n, C, H, W), converted to floats in [−1, 1] one batch at a time.
+    """Images as bytes (n, C, H, W), in memory or decoded when used, made into floats in [−1, 1] one batch at a time.
 
     Grey images are repeated over `channels`, so that one model takes any set. Batches come in channels_last. With
     `size`, a batch is resized when it is taken, so that a large set can stay as it is on disk.
     """
 
-    pixels: Tensor
+    pixels: Tensor | KeptPictures
     labels: Tensor
     channels: int
     size: int | None = None
@@ -138,9 +139,5 @@ def resize(pixels: Tensor, size: int) -> Tensor:
         return pixels
     largest = pixels.shape[1] * max(pixels.shape[2] * pixels.shape[3], size * size)
     chunk = max(1, (1 << 22) // largest)  # bounds the floats in memory to 16 MiB, before and after
-    return torch.cat([_interpolate(pixels[i : i + chunk], size) for i in range(0, len(pixels), chunk)])
-
-
-def _interpolate(pixels: Tensor, size: int) -> Tensor:
-    floats = F.interpolate(pixels.float(), size=(size, size), mode="bilinear", align_corners=False)
-    return floats.round().byte()
+    parts = (pixels[i : i + chunk].float() for i in range(0, len(pixels), chunk))
+    return torch.cat([F.interpolate(part, (size, size), mode="bilinear").round().byte() for part in parts])

@@ -28,10 +28,10 @@ def _require_place(data: Placed) -> Placed:
     name, path, folder = data.name, data.path, data.folder
     if name is None and (path or folder):
         raise ValueError("path and folder belong to another data set; set name to that data set")
-    if name in KINDS and path is None:
-        raise ValueError(f"{name} is your own data; set path to where it is")
-    if name in KINDS and folder is not None:
-        raise ValueError(f"folder is for official files; for your own data ({name}) use path")
+    if name in KINDS and (path is None or folder is not None):
+        raise ValueError(
+            f"{name} is your own data; set path to where it is, and no folder, which is for official files"
+        )
     if name not in KINDS and path is not None:
         raise ValueError(f"path is for your own data, with the name {', '.join(KINDS)}; for {name} use folder")
     return data
@@ -88,11 +88,8 @@ class Data(Options):
         description="random changes of the clients' training images: `none`, or `crop-flip` (shift by up to an eighth "
         "of the size, and mirror half of the images)",
     )
-    cache_mb: int = Field(
+    cache_mb: Annotated[CountOrZero, Field(le=1_000_000)] = Field(
         1024,
-        ge=0,
-        le=1_000_000,
-        strict=True,
         description="memory in MiB for decoded or resized images; training images, test images and the server's "
         "images from another data set each have this much",
     )
@@ -124,11 +121,11 @@ class Own:
 
     def missing(self) -> str | None:
         """See `Source`."""
-        if self.place.is_dir() or self.place.is_file():  # a named pipe would block whoever opens it
+        folder = self.name in ("images", "huggingface")
+        if self.place.is_dir() if folder else self.place.is_file():  # a named pipe would block whoever opens it
             return None
-        if self.place.exists():
-            return f"{self.place} is neither a regular file nor a folder; correct data.path"
-        return f"there is no file or folder {self.place} to read the data from; correct data.path"
+        expected = f"data.name is {self.name}, but there is no {'folder' if folder else 'regular file'} {self.place}"
+        return f"{expected} to read the data from; correct data.path, or set data.name to one of {', '.join(KINDS)}"
 
     def fetch(self, *, quiet: bool = False) -> None:
         """Do nothing: the data cannot be downloaded."""
@@ -139,34 +136,25 @@ class Own:
 
     def read(self, *, quiet: bool = False) -> Collection:  # noqa: ARG002 - a Source's arguments
         """See `Source`."""
-        path, kind = self.place, self.name
         if reason := self.missing():
             raise FeddleError(reason)
-        if path.is_dir() != (kind in ("images", "huggingface")):
-            expected, found = ("file", "folder") if path.is_dir() else ("folder", "file")
-            wrong = f"data.name {kind} takes a {expected}, but {path} is a {found}"
-            raise FeddleError(f"{wrong}; correct data.path, or set data.name to one of {', '.join(KINDS)}")
-        match kind:
+        match self.name:
             case "csv":
-                return read_csv(path, self.columns)
+                return read_csv(self.place, self.columns)
             case "images":
-                return read_folder(path)
+                return read_folder(self.place)
             case "npz":
-                return read_npz(path)
+                return read_npz(self.place)
             case "huggingface":
-                return read_huggingface(path, self.columns)
+                return read_huggingface(self.place, self.columns)
 
 
 @cache
 def _table_hash(path: Path, columns: Columns) -> str:
     """SHA-256 of a table and of the images that it names."""
     read = read_csv(path, columns)
-    named = {
-        part.images.path(i)
-        for part in (read.train, read.test, read.server)
-        if part is not None and isinstance(part.images, Files)
-        for i in range(len(part.images))
-    }
+    parts = [part.images for part in (read.train, read.test, read.server) if part is not None]
+    named = {files.path(i) for files in parts if isinstance(files, Files) for i in range(len(files))}
     return files_hash(path.resolve().parent, [path.resolve(), *sorted(named)])
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator
-from feddle.data.collection import Collection, Labelled, drawn_split
+from feddle.data.collection import Collection, Labelled
 from feddle.options import Options, Positive, choice
 
 
@@ -123,15 +123,6 @@ def by_owner(owner: Tensor, clients: int) -> Partition:
     sizes = torch.bincount(owner, minlength=clients)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
     return Partition(owner.argsort(stable=True), offsets)
-
-
-def server_split(count: int, server: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Indices of the server's share of a test set, and of the rest, on which accuracy is measured."""
-    if not 0 <= server < count:
-        raise FeddleError(
-            f"data.server.samples must leave some of the {count} test images for evaluation, got {server}"
-        )
-    return drawn_split(count, server, seed)
 
 
 def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> Tensor:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -59,6 +60,14 @@ def find_file(folder: Path, *names: str) -> Path:
     raise Unusable(f"it holds no {' or '.join(names)}")
 
 
+def find_folder(place: Path, *names: str) -> Path:
+    """The first of these folders that is in a place; the last name is the usual one."""
+    for name in names:
+        if (place / name).is_dir():
+            return place / name
+    raise Unusable(f"it holds no folder {names[-1]}")
+
+
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> FeddleError:
     """The error for a name that no source has."""
     hint = f"{did_you_mean(name.lower().replace('_', '-'), known)} The names are {', '.join(known)}".lstrip()
@@ -96,7 +105,7 @@ def files_hash(base: Path, files: Sequence[Path]) -> str:
         seen.update(os.fsencode(f"\n{name} {look.st_size} {look.st_mtime_ns} {look.st_ctime_ns}"))
     known = cache_folder() / "hashes" / seen.hexdigest()
     settled = all(time.time() - look.st_mtime > _SETTLED for _, look in looks)
-    try:
+    with suppress(OSError):  # the cache folder may not be writable
         known.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(known.with_suffix(".lock")):  # of the processes of a grid, one reads the files
             if known.is_file():
@@ -105,8 +114,7 @@ def files_hash(base: Path, files: Sequence[Path]) -> str:
             if settled:
                 write_whole(known, found.encode())
             return found
-    except OSError:  # the cache folder is not writable
-        return _read_all(files, looks)
+    return _read_all(files, looks)
 
 
 def _read_all(files: Sequence[Path], looks: Sequence[tuple[str, os.stat_result]]) -> str:

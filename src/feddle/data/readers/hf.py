@@ -1,16 +1,13 @@
 """Hugging Face datasets of images on disk."""
 
-import io
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from feddle.core.errors import FeddleError, one_line
 from feddle.data.collection import Collection
-from feddle.data.pictures import decode_picture, require_pillow
+from feddle.data.pictures import Stored, require_pillow
 from feddle.data.readers.csv import Columns, find_splits, labelled_rows
 
 
@@ -65,29 +62,3 @@ def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] |
     plain = dataset.remove_columns([image])  # so that no image is read for its label
     texts = {column: ["" if v is None else str(v) for v in plain[own]] for column, own in found.items()}
     return labelled_rows(name, pictures, texts if splits is None else {**texts, "split": splits})
-
-
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """Images inside a Hugging Face dataset, as the files that were put there."""
-
-    dataset: Any
-    column: str
-    rows: Tensor
-    name: str
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def select(self, index: Tensor) -> "Stored":
-        """See `Pictures`."""
-        return Stored(self.dataset, self.column, self.rows[index], self.name)
-
-    def decode(self, index: int, size: int, channels: int) -> Tensor:
-        """See `Pictures`."""
-        row = int(self.rows[index])
-        held, title = self.dataset[row][self.column], f"in row {row} of {self.name}"
-        if held is None:
-            raise FeddleError(f"there is no image {title}; leave that row out")
-        source = Path(held["path"]) if held["bytes"] is None else io.BytesIO(held["bytes"])
-        return decode_picture(source, size, channels, title)

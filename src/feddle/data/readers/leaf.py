@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from torch import Tensor
 from feddle.core.durable import write_whole
 from feddle.data.collection import Collection, Labelled, divided
 from feddle.data.pictures import Files, require_pillow
-from feddle.data.source import Unusable, cache_folder
+from feddle.data.source import Unusable, cache_folder, find_folder
 
 FEMNIST_CLASSES = 40  # the paper keeps the first 40 of LEAF's 62: digits, capitals and a to d
 _SIDE = 28
 
-Convert = Callable[[list[Any], list[int], Path], tuple[list[Any], list[int]]]  # images and labels of one person
+Convert = Callable[[list[Any], list[int]], tuple[list[Any], list[int]]]  # images and labels of one person
 
 
 def read_femnist(place: Path) -> Collection:
@@ -46,21 +46,18 @@ def read_femnist(place: Path) -> Collection:
     return divided("femnist", rows, tensors["test"], FEMNIST_CLASSES)
 
 
-def _characters(images: list[Any], labels: list[int], path: Path) -> tuple[list[Any], list[int]]:
+def _characters(images: list[Any], labels: list[int]) -> tuple[list[Any], list[int]]:
     """Lists of 784 numbers from 0 to 1 as one array of bytes (n, 1, 28, 28), without the classes that are left out."""
     chosen = [i for i, label in enumerate(labels) if label < FEMNIST_CLASSES]
-    try:
-        values = np.array([images[i] for i in chosen], dtype=np.float64).reshape(-1, 1, _SIDE, _SIDE)
-    except (ValueError, TypeError) as error:
-        raise Unusable(f"{path.name} should hold images of {_SIDE * _SIDE} numbers") from error
+    values = np.array([images[i] for i in chosen], dtype=np.float64).reshape(-1, 1, _SIDE, _SIDE)
     if values.size and not (values.min() >= 0 and values.max() <= 1):
-        raise Unusable(f"{path.name} should hold pixels from 0 to 1")
+        raise ValueError("pixels should be from 0 to 1")
     return [np.rint(values * 255).astype(np.uint8)], [labels[i] for i in chosen]
 
 
-def _file_names(images: list[Any], labels: list[int], path: Path) -> tuple[list[Any], list[int]]:
+def _file_names(images: list[Any], labels: list[int]) -> tuple[list[Any], list[int]]:
     if not all(isinstance(name, str) for name in images):
-        raise Unusable(f"{path.name} should name image files")
+        raise ValueError("x should name image files")
     return images, labels
 
 
@@ -68,12 +65,10 @@ def read_celeba(place: Path) -> Collection:
     """Faces that smile or do not; each person is a client. The JSON files name the image files."""
     require_pillow("celeba")
     names, labels, owners, test = _gather(_files(place), _file_names)
-    places = [root / "img_align_celeba" for root in (place, place / "raw", place / "data" / "raw")]
-    folder = next((p for p in (*(p / p.name for p in places), *places) if p.is_dir()), None)
-    if folder is None:
-        raise Unusable("it holds no folder raw/img_align_celeba")
-    files = Files.of(folder.resolve(), names)
-    files.require()
+    # unpacking the archive may have put the folder into another one of its name
+    nested = [f"{root}/img_align_celeba/img_align_celeba" for root in (".", "raw", "data/raw")]
+    folder = find_folder(place, *nested, "img_align_celeba", "data/raw/img_align_celeba", "raw/img_align_celeba")
+    files = Files.of(folder.resolve(), names).require()
     return divided("celeba", Labelled(files, labels, owners), test, 2)
 
 
@@ -83,11 +78,22 @@ def _gather(files: list[tuple[bool, Path]], convert: Convert) -> tuple[list[Any]
     rows: list[tuple[int, int, bool]] = []
     people: dict[str, int] = {}
     for test, path in files:
-        for user, held, given in _people(path):
-            converted, chosen = convert(held, given, path)
-            images += converted
-            owner = people.setdefault(user, len(people))
-            rows += [(label, owner, test) for label in chosen]
+        if not path.is_file():
+            raise Unusable(f"{path.name} is no regular file")
+        try:
+            content = json.loads(path.read_bytes())
+            for user, count in zip(content["users"], content["num_samples"], strict=True):
+                held, given = content["user_data"][user]["x"], [int(y) for y in content["user_data"][user]["y"]]
+                if not len(held) == len(given) == count:
+                    raise ValueError(f"{user} has {count} samples, but holds {len(held)} with {len(given)} labels")
+                if min(given, default=0) < 0:
+                    raise ValueError(f"{user} has the label {min(given)}")
+                converted, chosen = convert(held, given)
+                images += converted
+                owner = people.setdefault(str(user), len(people))
+                rows += [(label, owner, test) for label in chosen]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise Unusable(f"{path.name} is not in LEAF's layout: {type(error).__name__} {error}") from error
     labels, owners, tests = (column.clone() for column in torch.tensor(rows, dtype=torch.int64).reshape(-1, 3).T)
     return images, labels, owners, tests
 
@@ -101,22 +107,3 @@ def _files(place: Path) -> list[tuple[bool, Path]]:
         if found["all_data"]:
             return [(False, p) for p in found["all_data"]]
     raise Unusable("it holds no JSON files in all_data, or in train and test")
-
-
-def _people(path: Path) -> Iterator[tuple[str, list[Any], list[int]]]:
-    """Each user of a file with its images and labels, checked against the counts in the file."""
-    try:
-        if not path.is_file():
-            raise Unusable(f"{path.name} is no regular file")
-        content = json.loads(path.read_bytes())
-        for user, count in zip(content["users"], content["num_samples"], strict=True):
-            data = content["user_data"][user]
-            images, labels = data["x"], [int(label) for label in data["y"]]
-            if not len(images) == len(labels) == count:
-                found = f"holds {len(images)} with {len(labels)} labels"
-                raise Unusable(f"{path.name} says that {user} has {count} samples, but {found}")
-            if labels and min(labels) < 0:
-                raise Unusable(f"{path.name} gives {user} the label {min(labels)}")
-            yield str(user), images, labels
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Unusable(f"{path.name} is not in LEAF's layout: {type(error).__name__} {error}") from error

@@ -15,7 +15,6 @@ from feddle.data.collection import Collection
 from feddle.data.readers.csv import SPLITS, Column, labelled_rows
 
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
-Columns = dict[Column, Array]
 
 # A column is one array; or, as MedMNIST and Keras have it, one for each split: train_images or x_train.
 _NAMES: dict[Column, tuple[str, str]] = {
@@ -28,66 +27,64 @@ _NAMES: dict[Column, tuple[str, str]] = {
 
 def read_npz(path: Path) -> Collection:
     """Uint8 images (n, H, W), (n, H, W, C) or (n, C, H, W) and their labels; nothing is ever unpickled."""
+    arrays = _arrays(path)
+    whole = any(name in arrays for name in _NAMES["image"])
+    pixels: list[Tensor] = []
+    texts: dict[Column, list[str]] = {"label": [], "client": [], "split": []}
+    for split in ("",) if whole else (name for name, *_ in SPLITS):
+        columns = {column: _find(path, arrays, names, split) for column, names in _NAMES.items()}
+        images = columns["image"]
+        if images is None or not len(images):
+            continue
+        if columns["label"] is None:
+            raise FeddleError(f"{path} has no labels; add that array")
+        pixels.append(_pixels(path, images))
+        for column, gathered in texts.items():
+            values = columns[column]
+            missing = [split if column == "split" else ""] * len(images)
+            gathered += missing if values is None else _texts(path, _NAMES[column][0], values, len(images))
+    if not pixels:
+        usual = "images and labels, or train_images, train_labels, test_images and test_labels"
+        raise FeddleError(
+            f"{path} holds no images: its arrays are {', '.join(arrays) or 'none'}; it should hold {usual}"
+        )
+    if len(shapes := {tuple(part.shape[1:]) for part in pixels}) > 1:
+        raise FeddleError(f"{path}: the images of all splits should have one shape, not {shapes}")
+    return labelled_rows(str(path), pixels[0] if len(pixels) == 1 else torch.cat(pixels), texts)
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    """The arrays of an archive by name."""
     try:
         with zipfile.ZipFile(path) as file:  # np.load would take a file of one array too, and give something else
             names = file.namelist()
         with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as archive:
-            arrays = {name.removesuffix(".npy"): archive[name] for name in names if name.endswith(".npy")}
+            return {name.removesuffix(".npy"): archive[name] for name in names if name.endswith(".npy")}
     except Exception as error:  # a broken archive makes zip, zlib and NumPy raise errors of many kinds
         reason = " ".join(str(error).split())
         if "allow_pickle" in reason:  # which NumPy recommends, but a pickle can run code
             reason = "it holds Python objects; save plain arrays of numbers or text"
         raise FeddleError(f"cannot read {path} as a NumPy archive without pickled objects ({reason})") from error
-    columns = _columns(path, arrays)
-    if "image" not in columns:
-        columns = _joined(path, arrays)
-    if "label" not in columns:
-        raise FeddleError(f"{path} has no labels; add that array")
-    images = columns.pop("image")
-    for column, values in columns.items():
-        name = _NAMES[column][0]
-        if values.shape not in ((len(images),), (len(images), 1)):
-            raise FeddleError(f"{path}: {name} has the shape {values.shape}, but there are {len(images)} images")
-        if values.dtype.kind not in "iubU":
-            raise FeddleError(f"{path}: {name} should be whole numbers or text, not {values.dtype}")
-    if not len(images):
-        raise FeddleError(f"{path} holds no images")
-    texts = {column: [str(value) for value in values.reshape(-1).tolist()] for column, values in columns.items()}
-    return labelled_rows(str(path), _pixels(path, images), texts)
 
 
-def _columns(path: Path, arrays: Mapping[str, Array], split: str = "") -> Columns:
-    """The columns that the arrays hold, or those of one split."""
-    found: Columns = {}
-    for column, (long, short) in _NAMES.items():
-        for name in (f"{split}_{long}", f"{short}_{split}") if split else (long, short):
-            if name in arrays and not arrays[name].ndim:
+def _find(path: Path, arrays: Mapping[str, Array], names: tuple[str, str], split: str) -> Array | None:
+    """The array of a column, or that of one split; None if there is none."""
+    long, short = names
+    for name in (f"{split}_{long}", f"{short}_{split}") if split else names:
+        if name in arrays:
+            if not arrays[name].ndim:
                 raise FeddleError(f"{path}: {name} is a single value; it should have a row for each image")
-            if name in arrays:
-                found.setdefault(column, arrays[name])
-    return found
+            return arrays[name]
+    return None
 
 
-def _joined(path: Path, arrays: Mapping[str, Array]) -> Columns:
-    """The columns of all splits in one; a column that a split does not have is left out."""
-    each = {split: held for split, *_ in SPLITS if "image" in (held := _columns(path, arrays, split))}
-    if "train" not in each:
-        usual = "images and labels, or train_images, train_labels, test_images and test_labels"
-        raise FeddleError(f"{path} holds {', '.join(arrays) or 'nothing'}; it should hold {usual}")
-    if any("client" in held for held in each.values()):  # images without a client belong to nobody
-        for held in each.values():
-            held["client"] = held.get("client", np.full(len(held["image"]), "")).astype(str)
-    joined: Columns = {"split": np.repeat(list(each), [len(held["image"]) for held in each.values()])}
-    for column in ("image", "label", "client"):
-        parts = [held[column] for held in each.values() if column in held]
-        for other in parts:
-            if other.shape[1:] != parts[0].shape[1:]:
-                raise FeddleError(
-                    f"{path}: an array of train has the shape {parts[0].shape}, but another {other.shape}"
-                )
-        if len(parts) == len(each):
-            joined[column] = np.concatenate(parts)
-    return joined
+def _texts(path: Path, name: str, values: Array, count: int) -> list[str]:
+    """The values of a column as text."""
+    if values.shape not in ((count,), (count, 1)):
+        raise FeddleError(f"{path}: {name} has the shape {values.shape}, but there are {count} images")
+    if values.dtype.kind not in "iubU":
+        raise FeddleError(f"{path}: {name} should be whole numbers or text, not {values.dtype}")
+    return [str(value) for value in values.reshape(-1).tolist()]
 
 
 def _pixels(path: Path, images: Array) -> Tensor:

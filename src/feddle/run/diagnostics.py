@@ -62,8 +62,7 @@ class Diagnostics:
         """The measurements after round `number`; empty if none is due."""
         if number % self.options.every:
             return {}
-        eligible = self.problem.sizes.nonzero().flatten().numpy()
-        order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(eligible)
+        order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(self.problem.eligible.numpy())
         chosen = order[: self.options.clients]
         return self._updates(number, model, chosen) | self._gradients(model, chosen) | self._norms(model, arrivals)
 

@@ -32,7 +32,6 @@ GRID_LOCK = ".grid.lock"
 CELL = "cell.json"  # CellRecord, in each run folder
 COSTS = "costs.json"  # of the table server-cost, which has no runs
 
-LAST_EVALUATIONS = 5
 _LARGEST = 10**30  # larger numbers would overflow in a chart
 _LONGEST = 200  # characters of a reason, which may hold the text of a client
 
@@ -82,7 +81,7 @@ class Result(TypedDict, total=False):
     """The result of a run."""
 
     method: str
-    accuracy: Number | None  # see `best`
+    accuracy: Number | None  # the paper's rule: the best of the last five evaluations
     last_accuracy: Number | None
     negative_share: Number | None
     seconds: Number
@@ -191,17 +190,12 @@ def summary(history: Sequence[HistoryLine]) -> Result:
     ]
     anchors = sum(count for count, _ in searches)
     return {
-        "accuracy": best(accuracies),
+        "accuracy": max(accuracies[-5:], default=None),
         "last_accuracy": accuracies[-1] if accuracies else None,
         "negative_share": sum(count * share for count, share in searches) / anchors if searches else None,
         "bytes_up": history[-1].get("bytes_up", 0) if history else 0,
         "bytes_down": history[-1].get("bytes_down", 0) if history else 0,
     }
-
-
-def best(accuracies: Sequence[float]) -> float | None:
-    """The paper's rule: the best of the last five evaluations."""
-    return max(accuracies[-LAST_EVALUATIONS:], default=None)
 
 
 def finite(value: object) -> float | None:
@@ -264,19 +258,17 @@ def json_digest(tree: Mapping[str, Any]) -> str:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file; empty if it is missing or damaged."""
-    try:
+    with suppress(OSError):
         return parse_mapping(path.read_bytes())
-    except OSError:
-        return {}
+    return {}
 
 
 def parse_mapping(text: str | bytes) -> dict[str, Any]:
     """The mapping in a JSON text; empty if it is damaged."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    return {}
 
 
 @cache

@@ -209,9 +209,9 @@ def build_server(
 
 def resolve_device(device: str) -> str:
     """The device to use: `auto` becomes the best available one, and an unavailable device is an error."""
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        return next(name for name in ("cuda", "mps", "cpu") if present[name])
+        return next(name for name in present if present[name])
     if not present[device]:
         raise FeddleError(f"device: {device} is not available on this machine; use auto or cpu")
     return device

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from feddle.clients.attacks import client_work
 from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError
-from feddle.core.layout import Layout, Weights
+from feddle.core.layout import Layout
 from feddle.core.seeds import seed_for
 from feddle.data.collection import ranks
 from feddle.data.examples import Examples, as_examples
@@ -135,7 +135,7 @@ def simulated(
         require_bfloat16()
     problem.model.to(device=device)
     layout = Layout.of(problem.model)
-    trainer = build_trainer(plan, problem, layout, layout.read(problem.model), device)
+    trainer = build_trainer(plan, problem, layout, device)
     observe = diagnostics = None
     if plan.diagnostics is not None:
         diagnostics = Diagnostics(problem, layout, trainer, plan.diagnostics, plan.training.batch_size, plan.seed)
@@ -154,9 +154,7 @@ def simulated(
     return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics)
 
 
-def build_trainer(
-    plan: SimulationPlan, problem: Problem, layout: Layout, model: Weights, device: str
-) -> InlineTrainer | WorkerPool:
+def build_trainer(plan: SimulationPlan, problem: Problem, layout: Layout, device: str) -> InlineTrainer | WorkerPool:
     """Worker processes if there are any, else training in this process."""
     training = ClientWork(
         problem.model, layout, problem.clients, plan.training, problem.loss, plan.seed, problem.augment
@@ -165,6 +163,7 @@ def build_trainer(
     workers = resolve_workers(plan.workers, device)
     if not workers:
         return InlineTrainer(work)
+    model = layout.read(problem.model)
     ahead = max(2 * workers, AHEAD_BYTES // model.num_bytes)
     return WorkerPool(work, model, workers, horizon=plan.rounds, ahead=ahead)
 

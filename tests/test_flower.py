@@ -1423,7 +1423,7 @@ def test_resume_tells_a_real_federation_from_a_simulation(tmp_path: Path) -> Non
     run = ready()
     RunFolder(tmp_path / "run").path.mkdir()
     RunFolder(tmp_path / "run").begin(run.plan)
-    with pytest.raises(FeddleError, match=r"holds a real federation.*feddle federation up --out"):
+    with pytest.raises(FeddleError, match=r"holds a federation.*feddle federation up --out"):
         RunFolder(tmp_path / "run").config()
     text = (tmp_path / "run" / "config.yaml").read_text()
     assert "merge_after" in text

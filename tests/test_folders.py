@@ -221,4 +221,4 @@ def test_resume_of_a_grid_names_the_command_that_continues_it(tmp_path: Path) ->
     (tmp_path / "grid.json").write_text("{}")
     said = run_feddle("resume", tmp_path)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert f"{tmp_path} holds a grid; to continue it, repeat its `feddle reproduce` command" in said.err
+    assert f"{tmp_path} holds a grid; to continue it: repeat its `feddle reproduce` command" in said.err

@@ -25,8 +25,14 @@ def refused(model: Any = None, clients: Any = None, **more: Any) -> str:
 MODELS: dict[str, tuple[Any, str]] = {
     "none": (lambda: None, "expected a model (torch.nn.Module), got NoneType"),
     "a class": (lambda: Net, "got the class Net; create one: Net()"),
-    "lazy": (lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)), "lazy layers without weights; run it once"),
-    "on the meta device": (lambda: nn.Linear(2, 2, device="meta"), "on the meta device and has no weights"),
+    "lazy": (
+        lambda: nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2)),
+        "has lazy layers or is on the meta device, so it has no weights; run it once",
+    ),
+    "on the meta device": (
+        lambda: nn.Linear(2, 2, device="meta"),
+        "is on the meta device, so it has no weights; run it once on an input, or load them",
+    ),
     "frozen": (lambda: Net().requires_grad_(False), "every parameter is frozen; set requires_grad"),
     "without parameters": (nn.Flatten, "expected trainable parameters, but the model has none"),
 }
@@ -58,7 +64,7 @@ def test_missing_server_data_is_named_as_an_argument() -> None:
     [
         (["cat", "dog"] * 5, "expected a number for each label, got 'cat'"),
         ([None] * 10, "expected a number for each label, got None"),
-        ([[0, 1]] * 10, r"got the shape (10, 2)"),
+        ([[0, 1]] * 10, "expected a number for each label, got [0, 1]"),
     ],
 )
 def test_labels_that_are_no_numbers_are_named(labels: Any, told: str) -> None:

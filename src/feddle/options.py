@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
 
 from feddle.core.errors import did_you_mean, nearest
 
@@ -41,7 +40,8 @@ class Options(BaseModel):
     @classmethod
     def _hint(cls, key: str) -> str:
         """What may have been meant: a key inside another one, a similar key, or a key of another choice."""
-        inside = [f"{n}.{key}" for n, f in cls.model_fields.items() for m in members_of(f) if key in m.model_fields]
+        fields = cls.model_fields.items()
+        inside = [f"{n}.{key}" for n, f in fields for m in members_of(f.annotation) if key in m.model_fields]
         if inside:
             return f"did you mean {inside[0]!r}?"
         if question := did_you_mean(key, cls.model_fields):
@@ -58,7 +58,7 @@ class Options(BaseModel):
     def named(cls) -> str:
         """The name of this choice; empty if the class is not a choice."""
         field = cls.model_fields.get("name")
-        return str(field.default) if field else ""
+        return str(field.default) if field and get_args(field.annotation) == (field.default,) else ""
 
 
 def _choices(kind: type[Options]) -> Iterator[type[Options]]:
@@ -67,16 +67,12 @@ def _choices(kind: type[Options]) -> Iterator[type[Options]]:
         yield from [member] if member.named() else _choices(member)
 
 
-def members_of(field: FieldInfo) -> list[type[BaseModel]]:
-    """The options classes that a key can hold."""
-    return list(_models_in(field.annotation))
-
-
-def _models_in(hint: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(hint, type) and issubclass(hint, BaseModel):
+def members_of(hint: Any) -> Iterator[type[Options]]:
+    """The options classes in the type of a key."""
+    if isinstance(hint, type) and issubclass(hint, Options):
         yield hint
     for inner in get_args(hint):
-        yield from _models_in(inner)
+        yield from members_of(inner)
 
 
 def choice(default: str | None) -> BeforeValidator:

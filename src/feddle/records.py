@@ -3,11 +3,15 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Annotated, Any, NotRequired, cast, get_type_hints
 
 import yaml
+from pydantic import AfterValidator, Field, OnErrorOmit, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic accepts that of `typing` from Python 3.12 on
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, one_line
@@ -28,57 +32,68 @@ GRID_LOCK = ".grid.lock"
 CELL = "cell.json"  # CellRecord, in each run folder
 COSTS = "costs.json"  # of the table server-cost, which has no runs
 
-LAST_EVALUATIONS = 5
-_LARGEST = 1e30  # larger numbers would overflow in a chart
+_LARGEST = 10**30  # larger numbers would overflow in a chart
 _LONGEST = 200  # characters of a reason, which may hold the text of a client
+
+Number = Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST)]
+Text = Annotated[str, AfterValidator(lambda text: one_line(text, _LONGEST))]
 
 
 class HistoryLine(TypedDict, total=False):
     """One round of a run. Methods, diagnostics and federations add their own fields."""
 
-    round: int
+    round: Annotated[int, Field(ge=0, lt=_LARGEST)]
     version: int
     arrivals: int
     staleness: list[int]  # of each update that arrived, in rounds
-    bytes_up: int  # sent by the clients since the run began
-    bytes_down: int  # sent to the clients since the run began
-    loss: float | None  # mean training loss of the updates that arrived
-    coefficients: list[float]  # of the search, one for each anchor
+    bytes_up: Number  # sent by the clients since the run began
+    bytes_down: Number  # sent to the clients since the run began
+    loss: Number | None  # mean training loss of the updates that arrived
+    coefficients: list[Number]  # of the search, one for each anchor
     anchor_clients: list[int]
     anchor_versions: list[int]
-    blocks: list[str]  # their names, if an anchor has a coefficient for each block
-    block_coefficients: list[list[float]]  # a row for each anchor, and one for the server's own update if there is one
-    server_coefficient: float  # of the server's own update, without blocks
-    negative_share: float  # share of the coefficients below zero
-    accuracy: float  # only in rounds with an evaluation
-    test_loss: float
-    refused: list["Refusal"]  # only in rounds with refused updates
+    blocks: list[Text]  # their names, if an anchor has a coefficient for each block
+    block_coefficients: list[list[Number]]  # a row for each anchor, and one for the server's own update if there is one
+    server_coefficient: Number  # of the server's own update, without blocks
+    negative_share: Number  # share of the coefficients below zero
+    accuracy: Number  # only in rounds with an evaluation
+    test_loss: Number
+    refused: list[OnErrorOmit["Refusal"]]  # only in rounds with refused updates
 
 
 class Refusal(TypedDict):
     """An update that the server refused."""
 
     client: int
-    reason: str
+    reason: Text
+
+
+class PrivacyLoss(TypedDict):
+    """The privacy loss of the client with the most updates."""
+
+    unit: NotRequired[str]
+    updates: Number
+    epsilon: Number
+    delta: Number
 
 
 class Result(TypedDict, total=False):
     """The result of a run."""
 
     method: str
-    accuracy: float | None  # see `best`
-    last_accuracy: float | None
-    negative_share: float | None
-    seconds: float
+    accuracy: Number | None  # the paper's rule: the best of the last five evaluations
+    last_accuracy: Number | None
+    negative_share: Number | None
+    seconds: Number
     rounds: int
     finished: bool
     seed: int
-    bytes_up: int
-    bytes_down: int
-    refused: dict[str, int]  # updates that the server refused, by reason
+    bytes_up: Number
+    bytes_down: Number
+    refused: dict[Text, int]  # updates that the server refused, by reason
     zero_updates: int
     attack: dict[str, Any] | None
-    privacy: dict[str, Any] | None  # loss of the client with the most updates: unit, updates, epsilon, delta
+    privacy: PrivacyLoss | None
     feddle: str
     torch: str
 
@@ -175,17 +190,12 @@ def summary(history: Sequence[HistoryLine]) -> Result:
     ]
     anchors = sum(count for count, _ in searches)
     return {
-        "accuracy": best(accuracies),
+        "accuracy": max(accuracies[-5:], default=None),
         "last_accuracy": accuracies[-1] if accuracies else None,
         "negative_share": sum(count * share for count, share in searches) / anchors if searches else None,
         "bytes_up": history[-1].get("bytes_up", 0) if history else 0,
         "bytes_down": history[-1].get("bytes_down", 0) if history else 0,
     }
-
-
-def best(accuracies: Sequence[float]) -> float | None:
-    """The paper's rule: the best of the last five evaluations."""
-    return max(accuracies[-LAST_EVALUATIONS:], default=None)
 
 
 def finite(value: object) -> float | None:
@@ -207,11 +217,12 @@ def read_run(folder: Path) -> RunRecord:
     config = _parsed(folder / CONFIG, _read(folder / CONFIG), "YAML", parse_yaml)
     result = _parsed(folder / RESULT, _read(folder / RESULT), "JSON") if (folder / RESULT).exists() else {}
     found = _lines(folder / HISTORY) if (folder / HISTORY).exists() else []
-    lines = (_checked(line, _LINE_FIELDS) for line in found)
+    lines = (_checked(line, HistoryLine) for line in found)
     rounds = {line["round"]: cast(HistoryLine, line) for line in lines if "round" in line}  # the last line of each
-    history, checked = [rounds[number] for number in sorted(rounds)], _checked(result)
+    history, checked = [rounds[number] for number in sorted(rounds)], _checked(result, Result)
     numbers = {**summary(history), **checked} if history else checked
-    kept = {name: numbers.get(name) for name in _NUMBERS}
+    names = ("accuracy", "last_accuracy", "negative_share", "seconds", "bytes_up", "bytes_down")
+    kept = {name: numbers.get(name) for name in names}
     return RunRecord(folder, config, history, cast(Result, checked), read_cell(folder), **kept)
 
 
@@ -247,74 +258,31 @@ def json_digest(tree: Mapping[str, Any]) -> str:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file; empty if it is missing or damaged."""
-    try:
+    with suppress(OSError):
         return parse_mapping(path.read_bytes())
-    except OSError:
-        return {}
-
-
-def _privacy(value: object) -> dict[str, Any] | None:
-    numbers = [finite(value.get(key)) for key in ("epsilon", "delta", "updates")] if isinstance(value, dict) else [None]
-    return None if None in numbers else _mapping(value)
-
-
-def _counts(value: object) -> dict[str, int]:
-    found = value.items() if isinstance(value, dict) else ()
-    return {one_line(reason, _LONGEST): count for reason, count in found if isinstance(count, int)}
-
-
-def _integers(value: object) -> list[int] | None:
-    return [each for each in value if isinstance(each, int)] if isinstance(value, list) else None
-
-
-def _floats(value: object) -> list[float] | None:
-    return [each for each in map(finite, value) if each is not None] if isinstance(value, list) else None
-
-
-def _refusals(value: object) -> list[Refusal]:
-    found = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-    pairs = [(each.get("client"), each.get("reason")) for each in found]
-    return [
-        {"client": client, "reason": one_line(reason, _LONGEST)}
-        for client, reason in pairs
-        if isinstance(client, int) and isinstance(reason, str)
-    ]
+    return {}
 
 
 def parse_mapping(text: str | bytes) -> dict[str, Any]:
     """The mapping in a JSON text; empty if it is damaged."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    return {}
 
 
-def _mapping(value: object) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
+@cache
+def _types(kind: type) -> dict[str, TypeAdapter[Any]]:
+    return {name: TypeAdapter(hint) for name, hint in get_type_hints(kind, include_extras=True).items()}
 
 
-_NUMBERS = ("accuracy", "last_accuracy", "negative_share", "seconds", "bytes_up", "bytes_down")
-_FIELDS: Mapping[str, Callable[[object], object]] = {
-    **dict.fromkeys(_NUMBERS, finite),
-    "round": lambda value: value if isinstance(value, int) and 0 <= value < _LARGEST else None,
-    **dict.fromkeys(("staleness", "anchor_clients", "anchor_versions"), _integers),
-    "coefficients": _floats,
-    "blocks": lambda value: (
-        [one_line(v, _LONGEST) for v in value if isinstance(v, str)] if isinstance(value, list) else None
-    ),
-    "block_coefficients": lambda value: [_floats(v) or [] for v in value] if isinstance(value, list) else None,
-    "server_coefficient": finite,
-    "refused": _counts,
-    "privacy": _privacy,
-}
-_LINE_FIELDS = {**_FIELDS, "refused": _refusals}
-
-
-def _checked(found: Mapping[str, Any], fields: Mapping[str, Callable[[object], object]] = _FIELDS) -> dict[str, Any]:
-    """The fields that have a value of the right type, so that readers need not check."""
-    values = {name: fields[name](value) if name in fields else value for name, value in found.items()}
-    return {name: value for name, value in values.items() if value is not None}
+def _checked(found: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The fields that have a value of the type that `kind` declares for them, so that readers need not check."""
+    types, kept = _types(kind), {}
+    for name, value in found.items():
+        with suppress(ValidationError):
+            kept[name] = types[name].validate_python(value, strict=True) if name in types else value
+    return {name: value for name, value in kept.items() if value is not None}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

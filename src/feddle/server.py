@@ -104,11 +104,6 @@ class Server:
         return job
 
     @property
-    def most_jobs(self) -> int:
-        """The largest number of jobs of any client."""
-        return max(self.state.jobs_of.values(), default=0)
-
-    @property
     def in_flight(self) -> frozenset[Job]:
         """The jobs whose updates have not arrived yet."""
         return frozenset(self.state.in_flight)

@@ -82,7 +82,7 @@ class Checkpoint:
             write_whole(self.folder / MANIFEST, json.dumps({**body, "sha256": json_digest(body)}).encode())
             sync_folder(self.folder)
             self._written = {id(tensor): self._written[id(tensor)] for tensor in own.values()}
-            self._sweep(files)
+            self.tidy()
         except BaseException:
             self._written = {}
             with suppress(OSError, FeddleError):
@@ -90,20 +90,22 @@ class Checkpoint:
             raise
 
     def tidy(self) -> None:
-        """Remove files that an interrupted save left; they may be incomplete."""
-        manifest = self._manifest()
-        self._sweep(set() if manifest is None else {file for file, _ in manifest["tensors"].values()})
+        """Remove files that the manifest does not list. Those of an interrupted save may be incomplete."""
+        needed = {file for file, _ in self._manifest()["tensors"].values()}
+        for path in self.folder.iterdir():
+            if path.suffix in (".safetensors", ".partial") and path.name not in needed:
+                path.unlink()
 
     def facts(self) -> dict[str, Any] | None:
         """The facts that were saved with the tensors; None if there is no checkpoint."""
-        return None if (manifest := self._manifest()) is None else manifest["facts"]
+        facts: dict[str, Any] | None = self._manifest()["facts"]
+        return facts
 
     def state(self) -> dict[str, Tensor]:
         """The saved tensors, mapped from their files after a check of each file's digest."""
-        manifest = self._manifest()
-        assert manifest is not None
-        contents = {file: self._read(file) for file in sorted({file for file, _ in manifest["tensors"].values()})}
-        return {name: contents[file][inside] for name, (file, inside) in manifest["tensors"].items()}
+        places = self._manifest()["tensors"]
+        contents = {file: self._read(file) for file in sorted({file for file, _ in places.values()})}
+        return {name: contents[file][inside] for name, (file, inside) in places.items()}
 
     def clear(self) -> None:
         """Remove the checkpoint of a finished run."""
@@ -126,14 +128,10 @@ class Checkpoint:
             write_whole(self.folder / file, content, sync=False)
         return file
 
-    def _sweep(self, needed: set[str]) -> None:
-        for path in self.folder.iterdir():
-            if path.suffix in (".safetensors", ".partial") and path.name not in needed:
-                path.unlink()
-
-    def _manifest(self) -> dict[str, Any] | None:
+    def _manifest(self) -> dict[str, Any]:
+        """The facts, and the place of each tensor; without a checkpoint, there are no facts and no tensors."""
         if not (self.folder / MANIFEST).exists():
-            return None
+            return {"facts": None, "tensors": {}}
         manifest = read_mapping(self.folder / MANIFEST)
         if manifest.pop("sha256", None) != json_digest(manifest):
             raise self._damaged(MANIFEST)

@@ -4,11 +4,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from feddle.core.batches import in_order
@@ -16,23 +15,12 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
 from feddle.core.search import Found, Objective, Search, SearchTask, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.options import Count, Options
+from feddle.run.plan import DiagnosticsOptions
+from feddle.run.problem import Problem
 from feddle.runtimes.trainers import Trainer
 from feddle.training.objectives import TaskObjective
 
-if TYPE_CHECKING:
-    from feddle.run.problem import Problem
-
 _REMEMBERED = 10  # true updates of earlier rounds
-
-
-class DiagnosticsOptions(Options):
-    """Extra measurements for the paper's figures and theorems. They do not change the run."""
-
-    every: Count = Field(10, description="rounds between two measurements")
-    clients: Annotated[Count, Field(ge=2)] = Field(
-        20, description="number of clients trained per measurement, to estimate the true update"
-    )
 
 
 @dataclass(eq=False)
@@ -50,7 +38,7 @@ class Diagnostics:
     Gradients are computed on the clients' data, without attacks or noise.
     """
 
-    problem: "Problem"
+    problem: Problem
     layout: Layout
     trainer: Trainer
     options: DiagnosticsOptions
@@ -62,8 +50,7 @@ class Diagnostics:
         """The measurements after round `number`; empty if none is due."""
         if number % self.options.every:
             return {}
-        eligible = self.problem.sizes.nonzero().flatten().numpy()
-        order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(eligible)
+        order = numpy_generator(seed_for(self.seed, "diagnostics", number)).permutation(self.problem.eligible.numpy())
         chosen = order[: self.options.clients]
         return self._updates(number, model, chosen) | self._gradients(model, chosen) | self._norms(model, arrivals)
 

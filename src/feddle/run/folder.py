@@ -43,17 +43,14 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder: only one process at a time may write to a run."""
-        lock = FileLock(self.checkpoint.folder / "lock")
         with self.writing():
             self.checkpoint.folder.mkdir(parents=True, exist_ok=True)
             try:
-                lock.acquire(timeout=_PATIENCE)
+                lock = FileLock(self.checkpoint.folder / "lock", timeout=_PATIENCE).acquire()
             except Timeout as error:
                 raise FeddleError(f"another process is running {self.path}; wait until it ends") from error
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
 
     def begin(self, config: Plan) -> None:
         """Write the config; from then on, the folder holds a run."""
@@ -61,20 +58,14 @@ class RunFolder:
 
     def config(self) -> Config:
         """The config of the run that the folder holds."""
-        if started_in(self.path) == "grid":
-            raise FeddleError(f"{self.path} holds a grid; to continue it, repeat its `feddle reproduce` command")
-        if not (self.path / CONFIG).is_file():
-            inside = sorted(str(c.parent) for c in self.path.glob(f"*/{CONFIG}"))
-            raise FeddleError(
-                f"{self.path} holds no run (no {CONFIG}); "
-                + (f"name one of those in it: {', '.join(inside)}" if inside else "name a folder of `feddle run`")
-            )
-        if started_in(self.path) == "federation":
-            raise FeddleError(
-                f"{self.path} holds a real federation; to continue it: feddle federation up --out {self.path}, "
-                "or `flwr run` with that folder as out"
-            )
-        return load_config(self.path / CONFIG)
+        kind = started_in(self.path)
+        if kind == "run":
+            return load_config(self.path / CONFIG)
+        if kind:
+            raise FeddleError(f"{self.path} holds a {kind}; to continue it: {_how_to_continue(kind, self.path)}")
+        inside = ", ".join(sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}")))
+        remedy = f"name one of those in it: {inside}" if inside else "name a folder of `feddle run`"
+        raise FeddleError(f"{self.path} holds no run (no {CONFIG}); {remedy}")
 
     def append(self, line: Line) -> None:
         """Append a round to the history."""
@@ -152,8 +143,9 @@ class RunFolder:
         self.replace(MODEL, save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
 
     def replace(self, name: str, content: bytes) -> None:
-        """Write a file whole or not at all."""
+        """Write a file whole or not at all, in a folder that may be new."""
         with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
             write_whole(self.path / name, content)
             sync_folder(self.path)
 
@@ -185,18 +177,13 @@ def _made_by(run: Run[Runtime]) -> dict[str, Any]:
 def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> None:
     """Refuse a checkpoint that was made differently. Versions are first, because a newer config may have more keys."""
     changed = {
-        "config": f"{path / CONFIG} has been changed since the checkpoint, so the run cannot continue",
+        "config": f"{path / CONFIG} has been changed since the checkpoint",
         "data": f"the data has other labels or clients than when the checkpoint in {path} was made",
     }
     for name, now in made.items():
-        then = facts.get(name, now if name == "data" else None)
-        if then != now and name in changed:
-            raise FeddleError(f"{changed[name]}; undo the change, or start a new run with it: feddle run")
-        if then != now:
-            raise FeddleError(
-                f"the checkpoint in {path} was made with {name} {then}, this is {now}; "
-                "continue it with what it was made with, or start a new run"
-            )
+        if (then := facts.get(name)) != now:
+            found = changed.get(name, f"the checkpoint in {path} was made with {name} {then}, this is {now}")
+            raise FeddleError(f"{found}; undo the change to continue the run, or start a new one: feddle run")
 
 
 def check_free(path: Path, mine: str = "") -> None:
@@ -208,13 +195,21 @@ def check_free(path: Path, mine: str = "") -> None:
         raise FeddleError(f"{path} is a file; name another folder with --out")
     kind = started_in(path)
     if kind and kind != mine:
-        again = {"grid": "feddle reproduce", "cost table": "feddle reproduce server-cost"}
-        again["federation"] = f"feddle federation up --out {path}"
-        remedy = f"continue it if it was stopped: {again.get(kind, f'feddle resume {path}')}"
+        remedy = f"continue it if it was stopped: {_how_to_continue(kind, path)}"
         raise FeddleError(f"{path} already holds a {kind}; name another folder with --out, remove it, or {remedy}")
     content = sorted(entry.name for entry in path.iterdir() if not _is_left(entry)) if path.exists() else []
     if content and not kind:
         raise FeddleError(f"{path} is not empty (it holds {content[0]}); name a new or empty folder with --out")
+
+
+def _how_to_continue(kind: str, path: Path) -> str:
+    """The remedy for a folder in which something else was started."""
+    commands = {
+        "federation": f"feddle federation up --out {path}, or `flwr run` with that folder as out",
+        "grid": "repeat its `feddle reproduce` command",
+        "cost table": "feddle reproduce server-cost",
+    }
+    return commands.get(kind, f"feddle resume {path}")
 
 
 def _is_left(entry: Path) -> bool:
@@ -293,21 +288,17 @@ def begin_comparison(path: Path, configs: Mapping[str, Config], *, quiet: bool =
     for config in configs.values():
         simulated(config, problem, scratch=Path(tempfile.gettempdir()))
     trees = {name: config.model_dump(mode="json") for name, config in configs.items()}
-    folder = RunFolder(path)
-    with folder.writing():
-        path.mkdir(parents=True, exist_ok=True)
-    folder.replace(COMPARISON, _yaml(trees))
+    RunFolder(path).replace(COMPARISON, _yaml(trees))
 
 
 def comparison(path: Path) -> dict[str, Config]:
     """The configs of a comparison, in order; empty if the folder holds none."""
-    if not (path / COMPARISON).is_file():
+    file = path / COMPARISON
+    if not file.is_file():
         return {}
-    trees = read_yaml(path / COMPARISON)
+    trees = read_yaml(file)
     if not trees or not all(isinstance(tree, dict) for tree in trees.values()):
-        raise FeddleError(
-            f"{path / COMPARISON} has been changed: expected one config per method; start a new comparison"
-        )
+        raise FeddleError(f"{file} has been changed: expected one config per method; start a new comparison")
     return {str(name): parse_config(tree) for name, tree in trees.items()}
 
 

@@ -36,11 +36,14 @@ def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
 
 
 def validated(kind: type[Checked], tree: dict[str, Any], *, source: str) -> Checked:
-    """The options in nested dicts. An error names the source and the key in one line."""
+    """The options in nested dicts. An error names in one line the source, the key, and what was expected and found."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise FeddleError(f"{source}: {one_line(explain(error, tree))}") from error
+        first, *others = error.errors()
+        place = f"{key}: " if (key := _key(first, tree)) else ""
+        more = f" (and {len(others)} more)" if others else ""
+        raise FeddleError(f"{source}: {one_line(place + _problem(first) + more)}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -48,7 +51,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise FeddleError(f"no config file {path}{_suggest(path)}") from error
+        near = nearest(path.name, [each.name for each in path.parent.glob("*.yaml")])
+        hint = f"did you mean {path.with_name(near)}?" if near else "check the path"
+        raise FeddleError(f"no config file {path}; {hint}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise FeddleError(f"cannot read the config file {path}: {one_line(str(error))}") from error
     except yaml.YAMLError as error:
@@ -72,13 +77,6 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return one_line(str(problem or str(error).splitlines()[0])) + where
 
 
-def _suggest(path: Path) -> str:
-    folder = path.parent
-    names = [p.name for p in folder.glob("*.yaml")] if folder.is_dir() else []
-    near = nearest(path.name, names)
-    return f"; did you mean {folder / near}?" if near else ""
-
-
 def parse_override(override: str) -> tuple[str, Any]:
     """The dotted key and the value of KEY=VALUE."""
     key, equals, text = override.partition("=")
@@ -100,24 +98,14 @@ def with_value(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[st
     return {**tree, first: with_value(inner if isinstance(inner, dict) else {}, rest, value)}
 
 
-def explain(error: ValidationError, tree: dict[str, Any]) -> str:
-    """The first problem in one line: the key, what was expected, what was found, and the number of other problems."""
-    problems = error.errors()
-    first, more = problems[0], len(problems) - 1
-    keys = _keys(first["loc"], tree)
-    where = ".".join([*keys, str(first["loc"][-1])] if first["type"] == "missing" else keys)
-    return (f"{where}: " if where else "") + _problem(first) + (f" (and {more} more)" if more else "")
-
-
-def _keys(loc: tuple[int | str, ...], tree: Any) -> list[str]:
-    """The keys as the user wrote them. Pydantic also lists the chosen member of a union, which is not a key."""
-    keys = []
-    for step in loc:
-        if isinstance(tree, dict) and step not in tree:
-            continue
-        keys.append(str(step))
-        tree = tree.get(step) if isinstance(tree, dict) else None
-    return keys
+def _key(problem: ErrorDetails, tree: Any) -> str:
+    """The dotted key as the user wrote it. Pydantic also lists the chosen member of a union, which is not a key."""
+    keys, missing = [], problem["loc"][-1:] if problem["type"] == "missing" else ()
+    for step in problem["loc"]:
+        if not isinstance(tree, dict) or step in tree:
+            keys.append(step)
+            tree = tree.get(step) if isinstance(tree, dict) else None
+    return ".".join(map(str, (*keys, *missing)))
 
 
 def _problem(problem: ErrorDetails) -> str:

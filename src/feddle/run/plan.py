@@ -1,6 +1,6 @@
 """The plan of a run: the content of a config file."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,6 @@ from feddle.methods.options import Method
 from feddle.models import Model
 from feddle.models.cnn import CnnOptions
 from feddle.options import Count, CountOrZero, Options
-from feddle.run.diagnostics import DiagnosticsOptions
 from feddle.runtimes.simulation import Delays
 from feddle.server import Checks
 from feddle.training.train import Recipe
@@ -23,8 +22,7 @@ class Clients(Options):
     """The clients that take part."""
 
     count: Count = Field(
-        500,
-        description="number of clients (J); if the data names its clients, at most this many take part",
+        500, description="number of clients (J); if the data names its clients, at most this many take part"
     )
     per_round: Count = Field(10, description="number of clients sampled each round (N)")
 
@@ -39,6 +37,15 @@ class Evaluation(Options):
     """When accuracy is measured."""
 
     every: Count = Field(10, description="rounds between evaluations; the last round is always evaluated")
+
+
+class DiagnosticsOptions(Options):
+    """Extra measurements for the paper's figures and theorems. They do not change the run."""
+
+    every: Count = Field(10, description="rounds between two measurements")
+    clients: Annotated[Count, Field(ge=2)] = Field(
+        20, description="number of clients trained per measurement, to estimate the true update"
+    )
 
 
 class Plan(Options):
@@ -61,11 +68,8 @@ class Plan(Options):
 class SimulationPlan(Plan):
     """A plan with simulated clients."""
 
-    workers: int | None = Field(
+    workers: Annotated[CountOrZero, Field(le=1024)] | None = Field(
         None,
-        ge=0,
-        le=1024,
-        strict=True,
         description="number of worker processes, by default one per core; 0: clients are trained in the main process",
     )
     delays: Delays = Delays()

@@ -37,6 +37,11 @@ class Problem:
     augment: Augment | None = None  # random changes of clients' training inputs
     digest: str | None = None  # of labels and partition, to detect changed data when a run is resumed
 
+    @property
+    def eligible(self) -> Tensor:
+        """The clients that have data."""
+        return self.sizes.nonzero().flatten()
+
 
 @dataclass(frozen=True, eq=False)
 class PartitionedClients(Sequence[Examples]):

@@ -1,12 +1,11 @@
 """The reference of every config key, generated from the options classes."""
 
 import json
-from typing import Any, Literal, get_origin
+from typing import Any
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from feddle.options import members_of
+from feddle.options import Options, members_of
 from feddle.run.plan import Config
 
 _HEAD = """# Configuration
@@ -22,14 +21,13 @@ def reference() -> str:
     return "\n".join([_HEAD, _section(Config, "")])
 
 
-def _section(model: type[BaseModel], path: str) -> str:
+def _section(options: type[Options], path: str) -> str:
     """The table of a class's own keys, followed by a section for each key that holds options."""
     rows, sections = [], []
-    for name, field in model.model_fields.items():
-        members = members_of(field)
-        if members:
+    for name, field in options.model_fields.items():
+        if members := list(members_of(field.annotation)):
             sections.append(_options(f"{path}{name}", field, members))
-        elif not _is_tag(field):
+        elif name != "name" or not options.named():
             default = "required" if field.is_required() else f"`{_shown(field.default)}`"
             meaning = (field.description or "").replace("|", "\\|")  # a bar would end the cell
             rows.append(f"| `{path}{name}` | {default} | {meaning} |")
@@ -37,24 +35,18 @@ def _section(model: type[BaseModel], path: str) -> str:
     return "\n".join([*table, *sections])
 
 
-def _options(key: str, field: FieldInfo, members: list[type[BaseModel]]) -> str:
+def _options(key: str, field: FieldInfo, members: list[type[Options]]) -> str:
     """The sections of a key that holds options; if it is a choice, one section per choice after its description."""
     about = [f"{field.description[0].upper()}{field.description[1:]}.", ""] if field.description else []
-    tags = [m.model_fields["name"].default if _is_tag(m.model_fields.get("name")) else None for m in members]
     parts = [f"## {key}", "", *about]
-    if tags[0]:
+    if members[0].named():
         default = getattr(field.default, "name", None)
-        listed = (f"`{tag}` (default)" if tag == default else f"`{tag}`" for tag in tags)
+        listed = (f"`{m.named()}` (default)" if m.named() == default else f"`{m.named()}`" for m in members)
         parts += [f"Choices: {', '.join(listed)}.", ""]
-    for tag, member in zip(tags, members, strict=True):
-        parts += [f"## {key}: {tag}", ""] if tag else []
+    for member in members:
+        parts += [f"## {key}: {member.named()}", ""] if member.named() else []
         parts += [f"{member.__doc__}", "", _section(member, f"{key}.")]
     return "\n".join(parts)
-
-
-def _is_tag(field: FieldInfo | None) -> bool:
-    """Whether a field is the `name` of a choice, which has one possible value."""
-    return field is not None and get_origin(field.annotation) is Literal and field.annotation == Literal[field.default]
 
 
 def _shown(value: Any) -> str:

@@ -22,7 +22,7 @@ from feddle.core.search import Observer
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.data.examples import are_finite
 from feddle.methods.strategy import Strategy
-from feddle.records import HistoryLine, Result, summary
+from feddle.records import HistoryLine, PrivacyLoss, Result, summary
 from feddle.run.diagnostics import Diagnostics
 from feddle.run.plan import Plan, SimulationPlan
 from feddle.run.problem import Problem
@@ -152,6 +152,7 @@ class Run(Generic[Where]):
     @property
     def result(self) -> dict[str, Any]:
         """The summary of the run: the fields of `Result`."""
+        plan = self.plan if isinstance(self.plan, SimulationPlan) else SimulationPlan()  # without attack and privacy
         kept: Result = {
             "method": self.method,
             **summary(cast(list[HistoryLine], self.history)),
@@ -161,22 +162,16 @@ class Run(Generic[Where]):
             "seed": self.plan.seed,
             "refused": dict(self.server.refused),
             "zero_updates": self.server.zero_updates,
-            "attack": None,
-            "privacy": None,
+            "attack": None if isinstance(plan.attack, NoAttack) else plan.attack.model_dump(),
+            "privacy": None if plan.privacy is None else self._spent(plan.privacy),
             "feddle": __version__,
             "torch": torch.__version__,
         }
-        if isinstance(self.plan, SimulationPlan):
-            attack = self.plan.attack
-            kept["attack"] = None if isinstance(attack, NoAttack) else attack.model_dump()
-            kept["privacy"] = self._spent(self.plan.privacy)
         return {**kept, **self.runtime.facts()}
 
-    def _spent(self, privacy: Privacy | None) -> dict[str, Any] | None:
+    def _spent(self, privacy: Privacy) -> PrivacyLoss:
         """The privacy spent by the client with the most jobs, including those whose updates have not arrived."""
-        if privacy is None:
-            return None
-        jobs = self.server.most_jobs
+        jobs = max(self.server.state.jobs_of.values(), default=0)
         spent = epsilon(jobs, privacy.noise_multiplier, privacy.delta)
         return {"unit": "client", "updates": jobs, "epsilon": spent, "delta": privacy.delta}
 
@@ -214,9 +209,9 @@ def build_server(
 
 def resolve_device(device: str) -> str:
     """The device to use: `auto` becomes the best available one, and an unavailable device is an error."""
-    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if device == "auto":
-        return next(name for name in ("cuda", "mps", "cpu") if present[name])
+        return next(name for name in present if present[name])
     if not present[device]:
         raise FeddleError(f"device: {device} is not available on this machine; use auto or cpu")
     return device

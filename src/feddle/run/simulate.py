@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from feddle.clients.attacks import client_work
 from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError
-from feddle.core.layout import Layout, Weights
+from feddle.core.layout import Layout
 from feddle.core.seeds import seed_for
 from feddle.data.collection import ranks
 from feddle.data.examples import Examples, as_examples
@@ -56,11 +56,9 @@ def by_dirichlet(
     examples = as_examples(data)
     _require_one_each(examples, labels, "label")
     try:
-        column = torch.as_tensor(labels).cpu()
+        column = torch.as_tensor(labels).cpu().reshape(len(examples))
     except (TypeError, ValueError, RuntimeError) as error:
         raise FeddleError(f"by_dirichlet: expected a number for each label, got {labels[0]!r}; number them") from error
-    if column.dim() != 1:
-        raise FeddleError(f"by_dirichlet: expected one number for each label, got the shape {tuple(column.shape)}")
     if clients < 1:
         raise FeddleError(f"by_dirichlet: clients must be 1 or more, got {clients}")
     return PartitionedClients(examples, dirichlet(column, clients, alpha, seed_for(seed, "partition")))
@@ -98,20 +96,14 @@ def simulate(
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
     tree = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
-    for name, data in (("server", server), ("test", test)):
-        if data is not None and not len(as_examples(data)):
+    guides, measures = (None if data is None else as_examples(data) for data in (server, test))
+    for name, examples in (("server", guides), ("test", measures)):
+        if examples is not None and not len(examples):
             raise FeddleError(f"simulate: the {name} data is empty; omit it or add examples")
     shares = [as_examples(client) for client in clients]
-    problem = Problem(
-        model,
-        shares,
-        torch.tensor([len(share) for share in shares]),
-        None if server is None else as_examples(server),
-        None if test is None else as_examples(test),
-        loss,
-        out_of_domain=None if server_classes is None else "of another task",
-        server_classes=server_classes,
-    )
+    sizes = torch.tensor([len(share) for share in shares])
+    outside = None if server_classes is None else "of another task"
+    problem = Problem(model, shares, sizes, guides, measures, loss, outside, server_classes)
     run = simulated(checked, problem, strategy, scratch=scratch)
     run.go(listener)
     return run
@@ -126,10 +118,9 @@ def _check_model(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise FeddleError("simulate: the model was compiled by torch.jit; pass the model that it was made from")
     tensors = [*model.parameters(), *model.buffers()]
-    if any(map(is_lazy, tensors)):
-        raise FeddleError("simulate: the model has lazy layers without weights; run it once on an input")
-    if any(tensor.is_meta for tensor in tensors):
-        raise FeddleError("simulate: the model is on the meta device and has no weights; load them first")
+    if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
+        found = "has lazy layers or is on the meta device, so it has no weights"
+        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load them")
 
 
 def simulated(
@@ -144,41 +135,35 @@ def simulated(
         require_bfloat16()
     problem.model.to(device=device)
     layout = Layout.of(problem.model)
-    trainer = build_trainer(plan, problem, layout, layout.read(problem.model), device)
+    trainer = build_trainer(plan, problem, layout, device)
     observe = diagnostics = None
     if plan.diagnostics is not None:
         diagnostics = Diagnostics(problem, layout, trainer, plan.diagnostics, plan.training.batch_size, plan.seed)
         if problem.witness is not None:  # the server's data is of another domain
             objective = TaskObjective(problem.model, layout, problem.witness, problem.loss, samples_per_round=1000)
             observe = InDomainComparison(objective, plan.diagnostics.every)
-    simulation = Simulation(
-        build_server(plan, problem, layout, device, strategy, scratch=scratch, observe=observe),
-        trainer,
-        plan.delays,
-        eligible=problem.sizes.nonzero().flatten().numpy(),
-        per_round=plan.clients.per_round,
-        seed=plan.seed,
-    )
-    if len(simulation.eligible) < plan.clients.per_round:
+    server = build_server(plan, problem, layout, device, strategy, scratch=scratch, observe=observe)
+    eligible, per_round = problem.eligible.numpy(), plan.clients.per_round
+    if len(eligible) < per_round:
         raise FeddleError(
-            f"only {len(simulation.eligible)} of {len(problem.sizes)} clients have data, but clients.per_round "
-            f"is {plan.clients.per_round}; spread the data more evenly (data.partition) or lower clients.per_round"
+            f"only {len(eligible)} of {len(problem.sizes)} clients have data, but clients.per_round is {per_round}; "
+            "spread the data more evenly (data.partition) or lower clients.per_round"
         )
+    simulation = Simulation(server, trainer, plan.delays, eligible, per_round, plan.seed)
     method = plan.method.name if strategy is None else type(strategy).__name__
     return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics)
 
 
-def build_trainer(
-    plan: SimulationPlan, problem: Problem, layout: Layout, model: Weights, device: str
-) -> InlineTrainer | WorkerPool:
+def build_trainer(plan: SimulationPlan, problem: Problem, layout: Layout, device: str) -> InlineTrainer | WorkerPool:
     """Worker processes if there are any, else training in this process."""
     training = ClientWork(
         problem.model, layout, problem.clients, plan.training, problem.loss, plan.seed, problem.augment
     )
-    work = client_work(training, plan.attack, plan.privacy, problem.sizes.nonzero().flatten())
+    work = client_work(training, plan.attack, plan.privacy, problem.eligible)
     workers = resolve_workers(plan.workers, device)
     if not workers:
         return InlineTrainer(work)
+    model = layout.read(problem.model)
     ahead = max(2 * workers, AHEAD_BYTES // model.num_bytes)
     return WorkerPool(work, model, workers, horizon=plan.rounds, ahead=ahead)
 

@@ -183,7 +183,9 @@ def ready(
 ) -> Run[Network]:
     moments = Time()
     plan = make_plan({**SETTINGS, **changes}, source="test")
-    return federated(plan, at_server(), SmallGrid(moments, answer, nodes), clock=moments.clock)
+    run = federated(plan, at_server(), SmallGrid(moments, answer, nodes))
+    run.runtime.clock = moments.clock
+    return run
 
 
 def at_server() -> Any:
@@ -791,9 +793,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: p
     killed("feddle.run.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
     other = at_server()
     other.model[2] = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    time = Time()
     plan = make_plan({**SETTINGS, "rounds": 3}, source="test")
-    again = federated(plan, other, SmallGrid(time, honest, lambda _: NODES), clock=time.clock)
+    again = federated(plan, other, SmallGrid(Time(), honest, lambda _: NODES))
     with pytest.raises(FeddleError, match="belongs to a federation with another model"):
         run_in_folder(again, tmp_path / "run")
 
@@ -831,8 +832,8 @@ def test_the_order_of_arrival_taken_through_the_simulations_server_gives_the_sam
 
 
 def test_it_is_a_strategy_of_flowers() -> None:
-    moments, model = Time(), net()
-    strategy = Feddle(model, server=SERVER, test=TEST, clock=moments.clock, **SETTINGS)
+    grid, model = SmallGrid(Time(), lambda m: [(0.0, trained(m))], lambda _: NODES), net()
+    strategy = Feddle(model, server=SERVER, test=TEST, **SETTINGS | {"federation": {"poll": 0.01}})
     seen: list[int] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -841,9 +842,7 @@ def test_it_is_a_strategy_of_flowers() -> None:
         return MetricRecord({"mine": float(number)})
 
     start = ArrayRecord(model.state_dict())
-    result = strategy.start(
-        SmallGrid(moments, honest, lambda _: NODES), start, num_rounds=3, timeout=77.0, evaluate_fn=evaluate
-    )
+    result = strategy.start(grid, start, num_rounds=3, timeout=77.0, evaluate_fn=evaluate)
     assert seen == [0, 1, 2, 3]
     assert result.evaluate_metrics_serverapp[3]["mine"] == 3.0
     assert result.train_metrics_clientapp[3]["loss"]
@@ -856,7 +855,7 @@ def test_it_is_a_strategy_of_flowers() -> None:
     with pytest.raises(FeddleError, match="asynchronous"):
         strategy.configure_train(1, start, ConfigRecord(), None)
     with pytest.raises(FeddleError, match="settings"):
-        strategy.start(SmallGrid(moments, honest, lambda _: NODES), start, train_config=ConfigRecord({"lr": 1}))
+        strategy.start(grid, start, train_config=ConfigRecord({"lr": 1}))
 
 
 def test_keys_are_private_and_kept(tmp_path: Path) -> None:

@@ -30,11 +30,7 @@ class FederationPlan(Plan):
     @classmethod
     def _refuse_simulated(cls, data: Any) -> Any:
         if isinstance(data, dict):
-            if data.get("privacy") is not None:
-                raise ValueError(
-                    "privacy is for simulations: its noise comes from a seed that the server knows; remove it"
-                )
-            simulated = [key for key in data if key in _SIMULATED and key != "privacy"]
+            simulated = [key for key in data if key in _SIMULATED]
             if simulated:
                 raise ValueError(f"{simulated[0]} is for simulations; remove it from the settings of a real federation")
         return data

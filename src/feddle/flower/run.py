@@ -32,20 +32,14 @@ from feddle.run.problem import Problem
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.flower.client import Data
 from feddle.runtimes.flower.network import Network
-from feddle.runtimes.flower.roster import Clock, Roster
+from feddle.runtimes.flower.roster import Roster
 from feddle.training.train import Loss
 
 STATUS = "status.json"
 
 
 def federated(
-    plan: FederationPlan,
-    problem: Problem,
-    grid: Grid,
-    strategy: Strategy | None = None,
-    *,
-    scratch: Path | None = None,
-    clock: Clock | None = None,
+    plan: FederationPlan, problem: Problem, grid: Grid, strategy: Strategy | None = None, *, scratch: Path | None = None
 ) -> Run[Network]:
     """A run with the nodes of a Flower grid as its clients; `strategy` replaces the method of the plan."""
     device = resolve_device(plan.device)
@@ -53,7 +47,7 @@ def federated(
     layout = Layout.of(problem.model)
     server = build_server(plan, problem, layout, device, strategy, scratch=scratch)
     roster, per_round = Roster(plan.clients.count), plan.clients.per_round
-    network = Network(server, grid, plan.federation, plan.training, plan.seed, per_round, roster, clock or Clock())
+    network = Network(server, grid, plan.federation, plan.training, plan.seed, per_round, roster)
     method = plan.method.name if strategy is None else type(strategy).__name__
     return Run(plan, problem, layout, network, method=method, device=device)
 
@@ -128,14 +122,12 @@ class Feddle(FlowerStrategy):
         server_classes: int | None = None,
         strategy: Strategy | None = None,
         out: Path | str | None = None,
-        clock: Clock | None = None,
         **settings: Any,
     ) -> None:
         self.model = model
         self.settings = settings
         self.strategy = strategy
         self.out = None if out is None else Path(out)
-        self.clock = clock
         self.run: Run[Network] | None = None
         self.problem = at_the_server(model, server, test, loss, server_classes)
         self.plan()
@@ -164,7 +156,7 @@ class Feddle(FlowerStrategy):
         changes = {"rounds": num_rounds, "federation.job_limit": timeout}
         plan = self.plan(**{key: value for key, value in changes.items() if value is not None})
         self.model.load_state_dict(initial_arrays.to_torch_state_dict())
-        run = self.run = federated(plan, self.problem, grid, self.strategy, scratch=self.out, clock=self.clock)
+        run = self.run = federated(plan, self.problem, grid, self.strategy, scratch=self.out)
         result = Result()
 
         def evaluate(number: int) -> None:

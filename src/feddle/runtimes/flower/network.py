@@ -54,9 +54,10 @@ class _Progress:
 
 @dataclass(eq=False)
 class NetworkState:
-    """The state of a network, except the state of its server and of its nodes."""
+    """The state of a network, except the state of its server."""
 
     layout: str  # digest of the model's layout
+    roster: Roster
     dropped: Counter[str] = field(default_factory=Counter)  # jobs that ended without an update, by reason
 
 
@@ -81,7 +82,7 @@ class Network:
     watch: Callable[[], None] = lambda: None  # called after each check of the network
 
     def __post_init__(self) -> None:
-        self.state = NetworkState(self.server.digest)
+        self.state = NetworkState(self.server.digest, self.roster)
         self._jobs: dict[str, _Sent] = {}  # by message id, oldest first
         self._pulls = Pulls(self.grid)
         self._progress = _Progress()
@@ -282,23 +283,19 @@ class Network:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The server, the nodes' numbers and the counts, as tensors."""
-        server, roster = self.server.state_dict(), save(self.roster.state)
-        return {**prefixed("server", server), **prefixed("roster", roster), **save(self.state)}
+        return {**prefixed("server", self.server.state_dict()), **save(self.state)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state; jobs under way are lost, since replies reach only the run that sent them."""
-        saved = NetworkState("")
-        load(saved, state)
-        if saved.layout != self.server.digest:  # the user may have changed the app
+        load(self.state, state)
+        if self.state.layout != self.server.digest:  # the user may have changed the app
             raise FeddleError(
                 "the checkpoint belongs to a federation with another model; undo the change to the model, or start a "
                 "new run in another folder"
             )
-        self.state = saved
         self.server.load_state_dict(without_prefix("server", state))
         for job in self.server.in_flight:
             self.server.forget(job)
-        self.roster.restore(without_prefix("roster", state))
 
 
 def _is_from(node: Node, reply: Message) -> bool:

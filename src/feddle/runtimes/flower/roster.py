@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from feddle.core.messages import Job
-from feddle.core.state import load
 from feddle.options import Count, NonNegative, Options, Positive
 
 _LONGEST_COOLDOWN = 16  # times the shortest
@@ -134,32 +134,13 @@ class Roster:
             for node in self.nodes.values()
         ]
 
-    @property
-    def state(self) -> "RosterState":
-        """The part that is saved: ids by client number, and counts."""
-        nodes = self.nodes.values()
-        return RosterState([_Row((node.id + 2**63) % 2**64 - 2**63, node.done, node.failed) for node in nodes])
+    def state_dict(self) -> dict[str, Tensor]:
+        """Id, done and failed of each node, by client number; ids are unsigned numbers of 64 bits, stored as signed."""
+        rows = [((node.id + 2**63) % 2**64 - 2**63, node.done, node.failed) for node in self.nodes.values()]
+        return {"nodes": torch.tensor(rows, dtype=torch.int64)}
 
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from a saved state: no node has a job, and none is known to be connected."""
-        state = RosterState()
-        load(state, saved)
-        for client, row in enumerate(state.nodes):
-            node = Node(row.id % 2**64, client, connected=False, done=row.done, failed=row.failed)
+        for client, (signed, done, failed) in enumerate(saved["nodes"].tolist()):
+            node = Node(signed % 2**64, client, connected=False, done=done, failed=failed)
             self.nodes[node.id] = node
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A node in a checkpoint; its id, an unsigned number of 64 bits, is stored as a signed one."""
-
-    id: int
-    done: int
-    failed: int
-
-
-@dataclass(eq=False)
-class RosterState:
-    """The nodes in the order of their client numbers."""
-
-    nodes: list[_Row] = field(default_factory=list)

@@ -55,6 +55,14 @@ def test_results_come_back_whole_in_any_order(workers: int) -> None:
     assert not multiprocessing.active_children()
 
 
+def test_jobs_may_be_submitted_before_there_are_workers() -> None:
+    trainer = pool(double)
+    trainer.submit(Job(1, 0, 0), START, due=0)
+    assert not multiprocessing.active_children(), "a run that is never started leaves no process"
+    with trainer:
+        assert torch.equal(trainer.result(Job(1, 0, 0)).delta, double(Job(1, 0, 0), START).delta)
+
+
 def test_workers_stand_behind_the_server() -> None:
     def work(job: Job, start: Weights) -> Update:
         return Update(job, start.vector, start.buffers, os.getpriority(os.PRIO_PROCESS, 0) + 100, {}, "layout")
@@ -127,10 +135,11 @@ def test_a_worker_that_is_killed_is_replaced_and_its_job_done_again(tmp_path: Pa
         return double(job, start)
 
     jobs = [Job(client, 0, 0) for client in range(8)]
+    before: set[int | None] = set()
     with pool(work) as trainer:
-        before = {w.process.pid for w in trainer._workers}
         for job in jobs:
             trainer.submit(job, START, due=job.client)
+            before = before or {w.process.pid for w in trainer._workers}
         for job in jobs:
             assert torch.equal(trainer.result(job).delta, double(job, START).delta)
         after = {w.process.pid for w in trainer._workers}
@@ -140,9 +149,11 @@ def test_a_worker_that_is_killed_is_replaced_and_its_job_done_again(tmp_path: Pa
 
 def test_every_idle_worker_killed() -> None:
     with pool(double) as trainer:
+        trainer.submit(Job(0, 0, 0), START, due=0)
+        trainer.result(Job(0, 0, 0))
+        assert len(trainer._workers) == 2
         for worker in trainer._workers:
-            assert worker.process.pid is not None
-            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.kill()
         trainer.submit(Job(1, 0, 0), START, due=0)
         assert torch.equal(trainer.result(Job(1, 0, 0)).delta, double(Job(1, 0, 0), START).delta)
 
@@ -221,6 +232,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     parent = os.fork()
     if not parent:
         trainer = pool(double).__enter__()
+        trainer.submit(Job(0, 0, 0), START, due=0)
         pids.with_suffix(".partial").write_text(" ".join(str(w.process.pid) for w in trainer._workers))
         pids.with_suffix(".partial").rename(pids)
         time.sleep(LIMIT)

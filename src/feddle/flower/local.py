@@ -143,8 +143,8 @@ class LocalFederation:
 
     def _end_all(self) -> None:
         """Nodes end first, so that they can sign off; otherwise the SuperLink counts them as connected for a while."""
-        nodes = [name for name in self.processes if name.startswith("node-")]
-        for names in (nodes, [name for name in self.processes if name not in nodes]):
+        for prefix in ("node-", ""):
+            names = [name for name in self.processes if name.startswith(prefix)]
             for name in names:
                 _signal(self.processes[name], signal.SIGTERM)
             end = time.monotonic() + _GRACE
@@ -156,8 +156,7 @@ class LocalFederation:
     def keep_up(self) -> None:
         """Restart nodes that have ended, as a service manager does."""
         for number in range(1, self.nodes + 1):
-            process = self.processes.get(f"node-{number}")
-            if process is not None and _has_ended(process):
+            if _has_ended(self.processes[f"node-{number}"]):
                 self.start_node(number)
 
     def _start(self, name: str, command: str, *arguments: str | Path) -> None:

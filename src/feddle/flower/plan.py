@@ -29,10 +29,9 @@ class FederationPlan(Plan):
     @model_validator(mode="before")
     @classmethod
     def _refuse_simulated(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            simulated = [key for key in data if key in _SIMULATED]
-            if simulated:
-                raise ValueError(f"{simulated[0]} is for simulations; remove it from the settings of a real federation")
+        simulated = sorted(_SIMULATED & data.keys()) if isinstance(data, dict) else []
+        if simulated:
+            raise ValueError(f"{simulated[0]} is for simulations; remove it from the settings of a real federation")
         return data
 
 

@@ -59,7 +59,6 @@ def status_of(run: Run[Network]) -> dict[str, Any]:
         "rounds": run.plan.rounds,
         "method": run.method,
         "accuracy": next((line["accuracy"] for line in reversed(run.history) if "accuracy" in line), None),
-        "staleness": run.history[-1]["staleness"] if run.history else [],
         "pid": os.getpid(),
         "at": round(time.time(), 3),
     }
@@ -130,11 +129,7 @@ class Feddle(FlowerStrategy):
         self.out = None if out is None else Path(out)
         self.run: Run[Network] | None = None
         self.problem = at_the_server(model, server, test, loss, server_classes)
-        self.plan()
-
-    def plan(self, **changes: Any) -> FederationPlan:
-        """The plan that the settings describe, with changes."""
-        return make_plan({**self.settings, **changes}, source="settings")
+        self.plan = make_plan(settings, source="settings")
 
     def start(
         self,
@@ -153,8 +148,9 @@ class Feddle(FlowerStrategy):
         """
         if train_config or evaluate_config:
             raise FeddleError("expected the clients' configuration in the settings (training.lr); remove the configs")
-        changes = {"rounds": num_rounds, "federation.job_limit": timeout}
-        plan = self.plan(**{key: value for key, value in changes.items() if value is not None})
+        given = {"rounds": num_rounds, "federation.job_limit": timeout}
+        changes = {key: value for key, value in given.items() if value is not None}
+        plan = self.plan = make_plan({**self.settings, **changes}, source="settings")
         self.model.load_state_dict(initial_arrays.to_torch_state_dict())
         run = self.run = federated(plan, self.problem, grid, self.strategy, scratch=self.out)
         result = Result()
@@ -182,8 +178,7 @@ class Feddle(FlowerStrategy):
 
     def summary(self) -> None:
         """Log the method and the number of updates per merge."""
-        plan = self.plan()
-        log(INFO, "%s: merges of %s updates, asynchronous", plan.method.name, plan.clients.per_round)
+        log(INFO, "%s: merges of %s updates, asynchronous", self.plan.method.name, self.plan.clients.per_round)
 
     def configure_train(self, *_: Any, **__: Any) -> NoReturn:
         """Not used: there are no rounds that all nodes take part in."""

@@ -77,19 +77,15 @@ class WorkerPool:
         self._tasks: dict[Job, _Task] = {}
         self._pending: list[_Task] = []  # not with a worker, in the order in which they are due
         self._wanted: _Task | None = None
+        self._open = False
 
     def __enter__(self) -> Self:
-        try:
-            with self._changed:
-                self._fork_missing()
-        except BaseException:
-            self.__exit__()
-            raise
+        self._open = True
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
-            workers, self._workers = self._workers, []
+            workers, self._workers, self._open = self._workers, [], False
             self._changed.notify_all()
         for worker in workers:
             worker.process.kill()
@@ -120,7 +116,7 @@ class WorkerPool:
 
     def _fork_missing(self) -> None:
         """Start workers until there are enough; only in the main thread, so that the fork interrupts no torch call."""
-        while len(self._workers) < self.size:
+        while self._open and len(self._workers) < self.size:  # a resumed run submits jobs before it enters the context
             ours, theirs = multiprocessing.Pipe()
             memory = (_shared(self.model), _shared(self.model), mmap.mmap(-1, 1))
             parents = [ours, *(worker.connection for worker in self._workers)]

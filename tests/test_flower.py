@@ -60,7 +60,6 @@ from feddle.run.run import Run, build_server
 from feddle.runtimes.flower.client import train_job
 from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.pulls import Pulls
-from feddle.runtimes.flower.roster import Clock
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
 from feddle.training.train import Recipe
 from federation.client_data import share
@@ -79,10 +78,6 @@ class Time:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         assert self.now < 1e5, "the federation waits for ever"
-
-    @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.now, self.sleep)
 
 
 Answers = Iterable[tuple[float, Message]]  # after how long, and what
@@ -184,7 +179,7 @@ def ready(
     moments = Time()
     plan = make_plan({**SETTINGS, **changes}, source="test")
     run = federated(plan, at_server(), SmallGrid(moments, answer, nodes))
-    run.runtime.clock = moments.clock
+    run.runtime.now, run.runtime.sleep = (lambda: moments.now), moments.sleep
     return run
 
 

@@ -1,7 +1,6 @@
 """The nodes that take part, the state of each, and the time limits of their jobs."""
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,14 +24,6 @@ class Rules(Options):
     )
     at_once: Count | None = Field(None, description="largest number of jobs under way; by default one per node")
     poll: Positive = Field(1.0, description="seconds between two checks for replies")
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The real time; tests use a virtual clock."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass
@@ -81,6 +72,12 @@ class Node:
             return "waiting"
         return "cooling down" if self.ready_at > now else "idle"
 
+    def view(self, now: float) -> dict[str, Any]:
+        """The node as JSON values; its id is text, since the number is too long for JavaScript."""
+        version = None if self.job is None else self.job.version
+        shown = {name: getattr(self, name) for name in ("client", "done", "failed", "staleness", "why")}
+        return {"node": str(self.id), "state": self.state(now), "version": version, **shown}
+
 
 @dataclass(eq=False)
 class Roster:
@@ -117,22 +114,6 @@ class Roster:
         """Note that there is a new version to start from."""
         for node in self.nodes.values():
             node.waits = False
-
-    def view(self, now: float) -> list[dict[str, Any]]:
-        """Every node as JSON values."""
-        return [
-            {
-                "node": str(node.id),  # the number is too long for JavaScript
-                "client": node.client,
-                "state": node.state(now),
-                "version": None if node.job is None else node.job.version,
-                "done": node.done,
-                "failed": node.failed,
-                "staleness": node.staleness,
-                "why": node.why,
-            }
-            for node in self.nodes.values()
-        ]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Id, done and failed of each node, by client number; ids are unsigned numbers of 64 bits, stored as signed."""

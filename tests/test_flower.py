@@ -54,7 +54,7 @@ from feddle.flower.certificates import Certificates
 from feddle.flower.local import LocalFederation
 from feddle.flower.plan import APP, make_plan
 from feddle.flower.replay import replay
-from feddle.flower.run import Feddle, at_the_server, federated, run_in_folder, status_of
+from feddle.flower.run import Feddle, federated, run_in_folder, status_of
 from feddle.run.folder import RunFolder
 from feddle.run.run import Run, build_server
 from feddle.runtimes.flower.client import train_job
@@ -186,7 +186,7 @@ def ready(
 def at_server() -> Any:
     with global_seed(3):
         model = net()
-    return at_the_server(model, as_examples(SERVER), as_examples(TEST), nn.functional.cross_entropy)
+    return Feddle(model, server=SERVER, test=TEST).problem
 
 
 def grid_of(run: Run[Network]) -> SmallGrid:
@@ -887,9 +887,9 @@ def test_keys_are_whole_whenever_their_making_was_stopped(
     server.verify_directly_issued_by(authority)
     for certificate, key in ((authority, certificates.ca_key), (server, certificates.server_key)):
         assert load_pem_private_key(key.read_bytes(), None).public_key() == certificate.public_key()
-    public = load_ssh_public_key(certificates.node_public(1).read_bytes())
-    assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
-    private = [certificates.ca_key, certificates.server_key, certificates.node_key(1), certificates.secret]
+    public = load_ssh_public_key(certificates.node(1, "pub").read_bytes())
+    assert load_ssh_private_key(certificates.node(1, "key").read_bytes(), None).public_key() == public
+    private = [certificates.ca_key, certificates.server_key, certificates.node(1, "key"), certificates.secret]
     assert {oct(path.stat().st_mode)[-3:] for path in private} == {"600"}
 
 
@@ -907,8 +907,8 @@ def test_a_key_that_is_replaced_leaves_no_half_of_it(tmp_path: Path, monkeypatch
         with pytest.raises(KilledError):
             certificates.remake_node(1)
     certificates.make(["localhost"], 1)
-    public = load_ssh_public_key(certificates.node_public(1).read_bytes())
-    assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
+    public = load_ssh_public_key(certificates.node(1, "pub").read_bytes())
+    assert load_ssh_private_key(certificates.node(1, "key").read_bytes(), None).public_key() == public
 
 
 def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) -> None:
@@ -1122,9 +1122,11 @@ def test_a_node_without_certificate_and_key_uses_no_tls(tmp_path: Path, secure: 
     keys.make(["localhost"], 1)
     script.write_text('#!/bin/sh\necho "$@"\n')
     script.chmod(0o755)
-    root, key = (f"Path({str(path)!r})" if secure else "None" for path in (keys.ca, keys.node_key(1)))
+    root, key = (f"Path({str(path)!r})" if secure else "None" for path in (keys.ca, keys.node(1, "key")))
     code = RUN_NODE.replace("COMMAND", repr(str(script))).replace("ROOT", root).replace("KEY", key)
-    trust = f"--root-certificates {keys.ca} --auth-supernode-private-key {keys.node_key(1)}" if secure else "--insecure"
+    trust = (
+        f"--root-certificates {keys.ca} --auth-supernode-private-key {keys.node(1, 'key')}" if secure else "--insecure"
+    )
     assert run_process(*PYTHON, code).err == f"--superlink 127.0.0.1:1 {trust} --port 1\n"
 
 
@@ -1350,7 +1352,7 @@ def replayed_real(
     with global_seed(seed_for(plan.seed, "model")):
         model = make_model()
     loss, layout = nn.functional.cross_entropy, Layout.of(model)
-    federation = at_the_server(model, server_data(), held_out_data(), loss)
+    federation = Feddle(model, server=server_data(), test=held_out_data()).problem
     server = build_server(plan, federation, layout, "cpu")
     clients = [share(number, len(shares)) for number in shares]
     recipe = plan.training

@@ -37,13 +37,9 @@ class Certificates:
         self.server, self.server_key = folder / "server.crt", folder / "server.key"
         self.secret = folder / "superexec.secret"
 
-    def node_key(self, number: int) -> Path:
-        """The private key of a node, numbered from 1."""
-        return self.folder / f"node-{number}.key"
-
-    def node_public(self, number: int) -> Path:
-        """The public key that a node is registered with."""
-        return self.folder / f"node-{number}.pub"
+    def node(self, number: int, kind: str) -> Path:
+        """A file of a node, numbered from 1: its private `key`, or the public key `pub` that is registered."""
+        return self.folder / f"node-{number}.{kind}"
 
     def make(self, hosts: Sequence[str], nodes: int) -> list[Path]:
         """Make the missing files, for a server with these host names; return the new files.
@@ -64,7 +60,7 @@ class Certificates:
         if not self.secret.exists():
             write_whole(self.secret, secrets.token_bytes(32), private=True)
         for number in range(1, nodes + 1):
-            if not self.node_key(number).exists():
+            if not self.node(number, "key").exists():
                 self.remake_node(number)
         return sorted(set(self.folder.glob("*")) - before)
 
@@ -101,12 +97,12 @@ class Certificates:
 
     def remake_node(self, number: int) -> None:
         """Make a key pair for a node; an existing pair is replaced."""
-        self.node_key(number).unlink(missing_ok=True)  # first, so that an interruption leaves no mixed pair
+        self.node(number, "key").unlink(missing_ok=True)  # first, so that an interruption leaves no mixed pair
         key = ec.generate_private_key(ec.SECP384R1())
         private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        write_whole(self.node_public(number), public + b"\n")
-        write_whole(self.node_key(number), private, private=True)
+        write_whole(self.node(number, "pub"), public + b"\n")
+        write_whole(self.node(number, "key"), private, private=True)
 
 
 def _issue(path: Path, owner: str, days: int, authority: _Authority | None, *extensions: x509.ExtensionType) -> None:

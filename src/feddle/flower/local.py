@@ -95,17 +95,17 @@ class LocalFederation:
 
     def register(self, number: int) -> None:
         """Register a node with a new key, once; its id is kept beside its key."""
-        known = self.certificates.node_key(number).with_suffix(".id")
+        known = self.certificates.node(number, "id")
         if not known.exists():
             self.certificates.remake_node(number)  # Flower would refuse a key whose id was lost in an interruption
-            public = str(self.certificates.node_public(number))
+            public = str(self.certificates.node(number, "pub"))
             answer = self._flwr("supernode", "register", public, _CONNECTION)
             write_whole(known, str(answer["node-id"]).encode(), sync=False)
 
     def start_node(self, number: int) -> None:
         """Start a SuperNode, or start it again."""
         name, share = f"node-{number}", f"partition-id={number - 1} num-partitions={self.nodes}"
-        files = ("--ca", self.certificates.ca, "--key", self.certificates.node_key(number))
+        files = ("--ca", self.certificates.ca, "--key", self.certificates.node(number, "key"))
         place = ["--host", HOST, "--port", str(self._ports[name]), "--node-config", share]
         self._start(name, "feddle", "federation", "node", "--superlink", self.address, *files, "--", *place)
 
@@ -225,11 +225,10 @@ def _end_with_parent() -> None:
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
     """Send a signal to a process and everything it started; False if none of them is left."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -64,16 +64,6 @@ def status_of(run: Run[Network]) -> dict[str, Any]:
     }
 
 
-def at_the_server(
-    model: nn.Module, server: Data | None, test: Data | None, loss: Loss, server_classes: int | None = None
-) -> Problem:
-    """The server's part of a problem, without clients."""
-    guides, measures = (None if data is None else as_examples(data) for data in (server, test))
-    outside = None if server_classes is None else "of another task"
-    sizes = torch.zeros(0, dtype=torch.int64)
-    return Problem(model, (), sizes, guides, measures, loss, outside, server_classes)
-
-
 def run_in_folder(run: Run[Network], out: Path, listener: Listener | None = None) -> None:
     """Run to the end in a folder, or continue the run in it; every merge is followed by a checkpoint."""
     folder = RunFolder(out)
@@ -123,12 +113,14 @@ class Feddle(FlowerStrategy):
         out: Path | str | None = None,
         **settings: Any,
     ) -> None:
-        self.model = model
         self.settings = settings
         self.strategy = strategy
         self.out = None if out is None else Path(out)
         self.run: Run[Network] | None = None
-        self.problem = at_the_server(model, server, test, loss, server_classes)
+        guides, measures = (None if data is None else as_examples(data) for data in (server, test))
+        outside = None if server_classes is None else "of another task"
+        nobody = torch.zeros(0, dtype=torch.int64)  # the sizes of the clients, which are not known in advance
+        self.problem = Problem(model, (), nobody, guides, measures, loss, outside, server_classes)
         self.plan = make_plan(settings, source="settings")
 
     def start(
@@ -151,7 +143,7 @@ class Feddle(FlowerStrategy):
         given = {"rounds": num_rounds, "federation.job_limit": timeout}
         changes = {key: value for key, value in given.items() if value is not None}
         plan = self.plan = make_plan({**self.settings, **changes}, source="settings")
-        self.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        self.problem.model.load_state_dict(initial_arrays.to_torch_state_dict())
         run = self.run = federated(plan, self.problem, grid, self.strategy, scratch=self.out)
         result = Result()
 
@@ -173,8 +165,8 @@ class Feddle(FlowerStrategy):
         return result
 
     def _arrays(self, run: Run[Network]) -> ArrayRecord:
-        run.layout.write(self.model, run.server.model)
-        return ArrayRecord(self.model.state_dict())
+        run.layout.write(run.problem.model, run.server.model)
+        return ArrayRecord(run.problem.model.state_dict())
 
     def summary(self) -> None:
         """Log the method and the number of updates per merge."""

@@ -102,7 +102,8 @@ class Network:
             self.sleep(self.rules.poll)
             self._look()
         arrivals, merged = self.server.advance()
-        self.roster.merged()
+        for node in self.roster.nodes.values():
+            node.waits = False
         done, self._progress = self._progress, _Progress()
         notes = {
             **merged,
@@ -169,7 +170,7 @@ class Network:
         job = self.server.dispatch(node.client)
         order = Order(job, self.server.start_of(job), self.server.digest, self.recipe, self.seed)
         sent = _Sent(node, job, self.now())
-        node.begin(job)
+        node.job, node.was_gone = job, False
         self._progress.sent.append(job)
         asked = why = ""  # Flower returns no id for a message that it could not send
         try:

@@ -44,10 +44,6 @@ class Node:
     staleness: int | None = None  # of its last update
     why: str = ""  # reason why its last job ended without an update
 
-    def begin(self, job: Job) -> None:
-        """Note that a job was sent to it."""
-        self.job, self.was_gone = job, False
-
     def succeed(self, staleness: int) -> None:
         """Note that its update was accepted."""
         self.job, self.waits, self.failures, self.staleness, self.why = None, True, 0, staleness, ""
@@ -109,11 +105,6 @@ class Roster:
     def idle(self, now: float) -> list[Node]:
         """The nodes that can be given a job, by client number."""
         return [node for node in self.nodes.values() if node.state(now) == "idle"]
-
-    def merged(self) -> None:
-        """Note that there is a new version to start from."""
-        for node in self.nodes.values():
-            node.waits = False
 
     def state_dict(self) -> dict[str, Tensor]:
         """Id, done and failed of each node, by client number; ids are unsigned numbers of 64 bits, stored as signed."""

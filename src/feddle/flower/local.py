@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,7 +49,8 @@ class LocalFederation:
         self.logs = self.folder / "logs"
         self.lock = FileLock(self.folder / "lock")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports = defaultdict[str, int](_free_port)
+        self.port = _free_port()
+        self.address = f"{HOST}:{self.port}"  # of the SuperLink
 
     def __enter__(self) -> Self:
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -76,19 +76,14 @@ class LocalFederation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def address(self) -> str:
-        """The address of the SuperLink."""
-        return f"{HOST}:{self._ports['superlink']}"
-
     def start_superlink(self) -> None:
         """Start the SuperLink, or start it again if it was killed: its database has the nodes and the runs."""
         keys = self.certificates
         files = ("--ssl-certfile", keys.server, "--ssl-keyfile", keys.server_key, "--ssl-ca-certfile", keys.ca)
         secured = (*files, _SECRET, keys.secret, "--enable-supernode-auth")
-        place = ["--host", HOST, "--port", str(self._ports["superlink"]), "--isolation", "process"]
+        place = ["--host", HOST, "--port", str(self.port), "--isolation", "process"]
         self._start("superlink", "flower-superlink", *place, "--database", self.folder / "superlink.db", *secured)
-        self._wait_for("superlink")
+        self._wait_for_superlink()
         (self.folder / "flower").mkdir(exist_ok=True)
         lines = [f"[superlink.{_CONNECTION}]", f'address = "{self.address}"', f'root-certificates = "{keys.ca}"']
         (self.folder / "flower" / "config.toml").write_text("\n".join(lines) + "\n")
@@ -106,7 +101,7 @@ class LocalFederation:
         """Start a SuperNode, or start it again."""
         name, share = f"node-{number}", f"partition-id={number - 1} num-partitions={self.nodes}"
         files = ("--ca", self.certificates.ca, "--key", self.certificates.node(number, "key"))
-        place = ["--host", HOST, "--port", str(self._ports[name]), "--node-config", share]
+        place = ["--host", HOST, "--port", str(_free_port()), "--node-config", share]
         self._start(name, "feddle", "federation", "node", "--superlink", self.address, *files, "--", *place)
 
     def start_run(self, settings: Mapping[str, Any]) -> int:
@@ -200,15 +195,15 @@ class LocalFederation:
     def _environment(self) -> dict[str, str]:
         return {**environment(), "FLWR_HOME": str(self.folder / "flower")}
 
-    def _wait_for(self, name: str) -> None:
-        """Wait until a process listens on its port."""
-        end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end and not _has_ended(self.processes[name]):
-            with suppress(OSError), socket.create_connection((HOST, self._ports[name]), timeout=1):
+    def _wait_for_superlink(self) -> None:
+        """Wait until the SuperLink listens on its port."""
+        process, end = self.processes["superlink"], time.monotonic() + _PATIENCE
+        while time.monotonic() < end and not _has_ended(process):
+            with suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
                 return
             time.sleep(0.1)
-        fault = "ended during its start" if _has_ended(self.processes[name]) else "does not answer"
-        raise FeddleError(f"the {name} {fault}; see {self.logs / name}.log")
+        fault = "ended during its start" if _has_ended(process) else "does not answer"
+        raise FeddleError(f"the superlink {fault}; see {self.logs / 'superlink.log'}")
 
 
 def _free_port() -> int:

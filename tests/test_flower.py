@@ -45,7 +45,6 @@ from torch.utils.data import TensorDataset
 from command import PYTHON, run_feddle, run_process, wait_for_end
 from feddle.cli.display import FederationDisplay, picture
 from feddle.clients.work import ClientWork
-from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Layout
 from feddle.core.messages import Job, Update
@@ -55,13 +54,12 @@ from feddle.flower.certificates import Certificates
 from feddle.flower.local import LocalFederation
 from feddle.flower.plan import APP, make_plan
 from feddle.flower.replay import replay
-from feddle.flower.run import Feddle, at_the_server, federated, run_in_folder, status_of
+from feddle.flower.run import Feddle, federated, run_in_folder, status_of
 from feddle.run.folder import RunFolder
 from feddle.run.run import Run, build_server
 from feddle.runtimes.flower.client import train_job
 from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.pulls import Pulls
-from feddle.runtimes.flower.roster import Clock
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_order, read_update, update_message
 from feddle.training.train import Recipe
 from federation.client_data import share
@@ -80,10 +78,6 @@ class Time:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
         assert self.now < 1e5, "the federation waits for ever"
-
-    @property
-    def clock(self) -> Clock:
-        return Clock(lambda: self.now, self.sleep)
 
 
 Answers = Iterable[tuple[float, Message]]  # after how long, and what
@@ -184,13 +178,15 @@ def ready(
 ) -> Run[Network]:
     moments = Time()
     plan = make_plan({**SETTINGS, **changes}, source="test")
-    return federated(plan, at_server(), SmallGrid(moments, answer, nodes), clock=moments.clock)
+    run = federated(plan, at_server(), SmallGrid(moments, answer, nodes))
+    run.runtime.now, run.runtime.sleep = (lambda: moments.now), moments.sleep
+    return run
 
 
 def at_server() -> Any:
     with global_seed(3):
         model = net()
-    return at_the_server(model, as_examples(SERVER), as_examples(TEST), nn.functional.cross_entropy)
+    return Feddle(model, server=SERVER, test=TEST).problem
 
 
 def grid_of(run: Run[Network]) -> SmallGrid:
@@ -792,9 +788,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, monkeypatch: p
     killed("feddle.run.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
     other = at_server()
     other.model[2] = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    time = Time()
     plan = make_plan({**SETTINGS, "rounds": 3}, source="test")
-    again = federated(plan, other, SmallGrid(time, honest, lambda _: NODES), clock=time.clock)
+    again = federated(plan, other, SmallGrid(Time(), honest, lambda _: NODES))
     with pytest.raises(FeddleError, match="belongs to a federation with another model"):
         run_in_folder(again, tmp_path / "run")
 
@@ -832,8 +827,8 @@ def test_the_order_of_arrival_taken_through_the_simulations_server_gives_the_sam
 
 
 def test_it_is_a_strategy_of_flowers() -> None:
-    moments, model = Time(), net()
-    strategy = Feddle(model, server=SERVER, test=TEST, clock=moments.clock, **SETTINGS)
+    grid, model = SmallGrid(Time(), lambda m: [(0.0, trained(m))], lambda _: NODES), net()
+    strategy = Feddle(model, server=SERVER, test=TEST, **SETTINGS | {"federation": {"poll": 0.01}})
     seen: list[int] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -842,9 +837,7 @@ def test_it_is_a_strategy_of_flowers() -> None:
         return MetricRecord({"mine": float(number)})
 
     start = ArrayRecord(model.state_dict())
-    result = strategy.start(
-        SmallGrid(moments, honest, lambda _: NODES), start, num_rounds=3, timeout=77.0, evaluate_fn=evaluate
-    )
+    result = strategy.start(grid, start, num_rounds=3, timeout=77.0, evaluate_fn=evaluate)
     assert seen == [0, 1, 2, 3]
     assert result.evaluate_metrics_serverapp[3]["mine"] == 3.0
     assert result.train_metrics_clientapp[3]["loss"]
@@ -857,7 +850,7 @@ def test_it_is_a_strategy_of_flowers() -> None:
     with pytest.raises(FeddleError, match="asynchronous"):
         strategy.configure_train(1, start, ConfigRecord(), None)
     with pytest.raises(FeddleError, match="settings"):
-        strategy.start(SmallGrid(moments, honest, lambda _: NODES), start, train_config=ConfigRecord({"lr": 1}))
+        strategy.start(grid, start, train_config=ConfigRecord({"lr": 1}))
 
 
 def test_keys_are_private_and_kept(tmp_path: Path) -> None:
@@ -894,9 +887,9 @@ def test_keys_are_whole_whenever_their_making_was_stopped(
     server.verify_directly_issued_by(authority)
     for certificate, key in ((authority, certificates.ca_key), (server, certificates.server_key)):
         assert load_pem_private_key(key.read_bytes(), None).public_key() == certificate.public_key()
-    public = load_ssh_public_key(certificates.node_public(1).read_bytes())
-    assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
-    private = [certificates.ca_key, certificates.server_key, certificates.node_key(1), certificates.secret]
+    public = load_ssh_public_key(certificates.node(1, "pub").read_bytes())
+    assert load_ssh_private_key(certificates.node(1, "key").read_bytes(), None).public_key() == public
+    private = [certificates.ca_key, certificates.server_key, certificates.node(1, "key"), certificates.secret]
     assert {oct(path.stat().st_mode)[-3:] for path in private} == {"600"}
 
 
@@ -914,8 +907,8 @@ def test_a_key_that_is_replaced_leaves_no_half_of_it(tmp_path: Path, monkeypatch
         with pytest.raises(KilledError):
             certificates.remake_node(1)
     certificates.make(["localhost"], 1)
-    public = load_ssh_public_key(certificates.node_public(1).read_bytes())
-    assert load_ssh_private_key(certificates.node_key(1).read_bytes(), None).public_key() == public
+    public = load_ssh_public_key(certificates.node(1, "pub").read_bytes())
+    assert load_ssh_private_key(certificates.node(1, "key").read_bytes(), None).public_key() == public
 
 
 def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) -> None:
@@ -1105,13 +1098,36 @@ def test_what_flower_leaves_unanswered_is_told_in_one_line(tmp_path: Path, monke
 
 
 def test_two_processes_do_not_run_the_same_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("start_superlink", "_start"):  # no processes: the lock is all that counts
+    for name in ("start_superlink", "register", "_start"):  # no processes: the lock is all that counts
         monkeypatch.setattr(LocalFederation, name, lambda *_, **__: None)
-    second = LocalFederation(tmp_path, 1, secure=False)
-    with LocalFederation(tmp_path, 1, secure=False), pytest.raises(FeddleError, match="another process runs the fed"):
+    second = LocalFederation(tmp_path, 1)
+    with LocalFederation(tmp_path, 1), pytest.raises(FeddleError, match="another process runs the fed"):
         second.__enter__()
-    with LocalFederation(tmp_path, 1, secure=False):
+    with LocalFederation(tmp_path, 1):
         pass
+
+
+RUN_NODE = """
+from pathlib import Path
+from feddle.flower import node
+
+node.found = lambda name: COMMAND
+node.run_node("127.0.0.1:1", root=ROOT, key=KEY, more=["--port", "1"])
+"""
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_a_node_without_certificate_and_key_uses_no_tls(tmp_path: Path, secure: bool) -> None:
+    keys, script = Certificates(tmp_path / "keys"), tmp_path / "flower-supernode"
+    keys.make(["localhost"], 1)
+    script.write_text('#!/bin/sh\necho "$@"\n')
+    script.chmod(0o755)
+    root, key = (f"Path({str(path)!r})" if secure else "None" for path in (keys.ca, keys.node(1, "key")))
+    code = RUN_NODE.replace("COMMAND", repr(str(script))).replace("ROOT", root).replace("KEY", key)
+    trust = (
+        f"--root-certificates {keys.ca} --auth-supernode-private-key {keys.node(1, 'key')}" if secure else "--insecure"
+    )
+    assert run_process(*PYTHON, code).err == f"--superlink 127.0.0.1:1 {trust} --port 1\n"
 
 
 # --- real processes, on loopback
@@ -1144,6 +1160,12 @@ def processes(folder: Path, nodes: int, **options: Any) -> Iterator[LocalFederat
     finally:
         federation.close()
         wait_until(lambda: not living_below(folder), "the end of all processes")
+
+
+def node_ids(federation: LocalFederation) -> dict[int, int]:
+    """The ids of the registered nodes, by the number of the node."""
+    files = sorted(federation.certificates.folder.glob("node-*.id"))
+    return {int(file.stem.removeprefix("node-")): int(file.read_text()) for file in files}
 
 
 def wait_for(true: Callable[[], Any], federation: LocalFederation, what: str) -> None:
@@ -1189,7 +1211,9 @@ WIDTH = '\n\nWIDTH = int(os.environ.get("WIDTH", "32"))\n'
 
 @linux
 @patient
-def test_a_short_federation_of_real_processes_refuses_a_client_with_another_model(tmp_path: Path) -> None:
+def test_a_short_federation_of_real_processes_refuses_a_client_with_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "run"
     settings: dict[str, Any] = {
         "out": str(run),
@@ -1199,10 +1223,12 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
         "federation.poll": 0.2,
     }
     settings["federation.cooldown"] = 3600  # on a slow machine too, a client that was refused is not asked again
-    with processes(tmp_path / "federation", 0, app=other_app(tmp_path / "app"), secure=False) as federation:
+    with processes(tmp_path / "federation", 1, app=other_app(tmp_path / "app")) as federation:
+        federation.register(2)
         federation.nodes = 2
-        federation.start_node(1)
-        federation.start_node(2, variables={"WIDTH": "31"})
+        with monkeypatch.context() as patches:
+            patches.setenv("WIDTH", "31")
+            federation.start_node(2)
         logs = ("node-1", "node-2")
         wait_for(lambda: all("SuperNode ID" in log_of(federation, name) for name in logs), federation, "two nodes")
         federation.start_run(settings)
@@ -1222,42 +1248,31 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
 @patient
 def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second node is registered when the stop comes, but its id is not yet kept."""
-    federation, kept = LocalFederation(tmp_path, 3), tmp_path / "nodes.json"
+    federation = LocalFederation(tmp_path, 2)
 
-    def stop(path: Path, content: bytes, **options: Any) -> None:
-        if len(json.loads(content)) == 2:
-            raise KeyboardInterrupt
-        write_whole(path, content, **options)
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
 
     try:
         federation.logs.mkdir()
-        federation.certificates.make(["127.0.0.1"], 3)
+        federation.certificates.make(["127.0.0.1"], 2)
         federation.start_superlink()
+        federation.register(1)
+        first = node_ids(federation)
         with monkeypatch.context() as patches:
             patches.setattr("feddle.flower.local.write_whole", stop)
             with pytest.raises(KeyboardInterrupt):
-                federation._register()
-        first = json.loads(kept.read_text())
-        assert list(first) == ["1"]
-        federation.node_ids = {}
-        federation._register()
+                federation.register(2)
+        assert node_ids(federation) == first
+        federation.register(1)
+        federation.register(2)
     finally:
         federation.close()
         wait_until(lambda: not living_below(tmp_path), "the end of all processes")
-    known = json.loads(kept.read_text())
-    assert known["1"] == first["1"]
-    assert len(set(known.values())) == 3
-
-
-@linux
-@pytest.mark.parametrize("damaged", ['{"1": ', "[]", '{"one": 1}', ""])
-def test_damaged_ids_are_asked_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str) -> None:
-    federation, kept = LocalFederation(tmp_path, 2), tmp_path / "nodes.json"
-    kept.write_text(damaged)
-    monkeypatch.setattr(federation, "_register_one", lambda number: 10 * number)
-    federation._register()
-    assert federation.node_ids == {1: 10, 2: 20}
-    assert json.loads(kept.read_text()) == {"1": 10, "2": 20}
+    known = node_ids(federation)
+    assert list(first) == [1]
+    assert known[1] == first[1]
+    assert len(set(known.values())) == 2
 
 
 # what a real federation with TLS and authentication goes through; a loaded machine may take several times as long
@@ -1296,7 +1311,7 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
         os.kill(status["pid"], signal.SIGKILL)
         time.sleep(1)  # it may have been making a checkpoint
         before = lines_of(run)
-        assert [node["node"] for node in status["nodes"]] == [str(i) for i in sorted(federation.node_ids.values())]
+        assert [node["node"] for node in status["nodes"]] == [str(i) for i in sorted(node_ids(federation).values())]
         federation.start_node(3)
         wait_for(third_is_back, federation, "node 3")
         assert not is_finished(run)
@@ -1314,14 +1329,15 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
     assert kept >= 2
     assert lines[:kept] == before[:kept], "it went on, and did not begin again"
     assert [line["version"] for line in lines] == list(range(1, REAL["rounds"] + 1))
-    node_ids = sorted(federation.node_ids.values())  # a client's number is its node's place among them
-    third = node_ids.index(federation.node_ids[3])
+    known = node_ids(federation)
+    in_order = sorted(known.values())  # a client's number is its node's place among them
+    third = in_order.index(known[3])
     assert any(job[0] == third for line in lines[kept:] for job in line["jobs"]), "node 3 is back, as it was"
     assert any(staleness for line in lines for staleness in line["staleness"])
     assert result["clients"] == 3
     assert result["refused"] == {}
     assert lines[-1]["accuracy"] > lines[0]["accuracy"] + 0.1
-    shares = [next(n for n, i in federation.node_ids.items() if i == node) - 1 for node in node_ids]
+    shares = [next(n for n, i in known.items() if i == node) - 1 for node in in_order]
     model, vector = replayed_real(lines, settings, shares)
     model.load_state_dict(load_file(run / "model.safetensors"))
     assert torch.equal(Layout.of(model).read(model).vector, vector), "the simulation's server ends with the same bits"
@@ -1336,7 +1352,7 @@ def replayed_real(
     with global_seed(seed_for(plan.seed, "model")):
         model = make_model()
     loss, layout = nn.functional.cross_entropy, Layout.of(model)
-    federation = at_the_server(model, server_data(), held_out_data(), loss)
+    federation = Feddle(model, server=server_data(), test=held_out_data()).problem
     server = build_server(plan, federation, layout, "cpu")
     clients = [share(number, len(shares)) for number in shares]
     recipe = plan.training
@@ -1355,7 +1371,8 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
         other = Certificates(tmp_path / "other")
         other.make(["127.0.0.1"], 0)
         federation.certificates.make([], 3)
-        federation.start_node(3, root=other.ca)
+        federation.certificates.ca = other.ca
+        federation.start_node(3)
         ended = [federation.processes[name] for name in ("node-2", "node-3")]
         wait_for(lambda: all(process.poll() is not None for process in ended), federation, "two refusals")
         assert "refused this node: its key is not registered (`flwr supernode register" in log_of(federation, "node-2")
@@ -1405,11 +1422,13 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
     assert f"to continue: feddle federation up --nodes 2 --out {out}" in said
     assert living_below(out) == []
     before = lines_of(out)
-    nodes = (out / "flower" / "nodes.json").read_text()
+    nodes = {path.name: path.read_bytes() for path in (out / "flower" / "certificates").glob("node-*")}
+    assert len(nodes) == 6, "two keys, public keys and ids"
     done = run_process(*command)
     assert done.code == 0, done.err
     assert lines_of(out)[: len(before)] == before
-    assert (out / "flower" / "nodes.json").read_text() == nodes, "the same keys, so the same nodes"
+    kept = {path.name: path.read_bytes() for path in (out / "flower" / "certificates").glob("node-*")}
+    assert kept == nodes, "the same keys, so the same nodes"
     assert "version 3/3: 2 nodes, staleness" in done.err
     assert "Report: " in done.out
     assert is_finished(out)

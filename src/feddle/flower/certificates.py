@@ -19,6 +19,7 @@ from feddle.core.errors import FeddleError
 _CA_DAYS, _SERVER_DAYS = 3650, 825
 _CRITICAL = (x509.BasicConstraints, x509.KeyUsage)
 _Key = ec.EllipticCurvePrivateKey
+_Authority = tuple[x509.Name, _Key]
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _EARLIER = timedelta(minutes=5)  # tolerates clocks that differ
 
@@ -36,13 +37,9 @@ class Certificates:
         self.server, self.server_key = folder / "server.crt", folder / "server.key"
         self.secret = folder / "superexec.secret"
 
-    def node_key(self, number: int) -> Path:
-        """The private key of a node, numbered from 1."""
-        return self.folder / f"node-{number}.key"
-
-    def node_public(self, number: int) -> Path:
-        """The public key that a node is registered with."""
-        return self.folder / f"node-{number}.pub"
+    def node(self, number: int, kind: str) -> Path:
+        """A file of a node, numbered from 1: its private `key`, or the public key `pub` that is registered."""
+        return self.folder / f"node-{number}.{kind}"
 
     def make(self, hosts: Sequence[str], nodes: int) -> list[Path]:
         """Make the missing files, for a server with these host names; return the new files.
@@ -53,13 +50,17 @@ class Certificates:
         before = set(self.folder.glob("*"))
         self.folder.mkdir(parents=True, exist_ok=True)
         if not self.ca.exists():
-            self._make_ca()
+            signs = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+            _issue(self.ca, "CA", _CA_DAYS, None, x509.BasicConstraints(ca=True, path_length=0), signs)
         if not self.server.exists():
-            self._make_server(hosts)
+            names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys(hosts)])
+            serves = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+            constraints = x509.BasicConstraints(ca=False, path_length=None)
+            _issue(self.server, "server", _SERVER_DAYS, self._read_ca(), constraints, names, serves)
         if not self.secret.exists():
             write_whole(self.secret, secrets.token_bytes(32), private=True)
         for number in range(1, nodes + 1):
-            if not self.node_key(number).exists():
+            if not self.node(number, "key").exists():
                 self.remake_node(number)
         return sorted(set(self.folder.glob("*")) - before)
 
@@ -80,26 +81,8 @@ class Certificates:
                 "to make a new one, remove it and give all names"
             )
 
-    def _make_ca(self) -> None:
-        key, name = ec.generate_private_key(ec.SECP384R1()), _name("feddle federation CA")
-        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        constraints = x509.BasicConstraints(ca=True, path_length=0)
-        write_whole(self.ca_key, _pem(key), private=True)
-        write_whole(self.ca, _sign(name, key, name, key, _CA_DAYS, constraints, usage, identifier))
-
-    def _make_server(self, hosts: Iterable[str]) -> None:
-        authority, signer = self._read_ca()
-        key = ec.generate_private_key(ec.SECP384R1())
-        name, constraints = _name("feddle federation server"), x509.BasicConstraints(ca=False, path_length=None)
-        names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys(hosts)])
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
-        extensions = (constraints, names, usage, issuer)
-        write_whole(self.server_key, _pem(key), private=True)
-        write_whole(self.server, _sign(name, key, authority.subject, signer, _SERVER_DAYS, *extensions))
-
-    def _read_ca(self) -> tuple[x509.Certificate, _Key]:
+    def _read_ca(self) -> _Authority:
+        """The name and the key of the authority."""
         try:
             authority = x509.load_pem_x509_certificate(self.ca.read_bytes())
             signer = serialization.load_pem_private_key(self.ca_key.read_bytes(), None)
@@ -110,33 +93,33 @@ class Certificates:
             ) from error
         if not isinstance(signer, _Key) or signer.public_key() != authority.public_key():
             raise FeddleError(f"{self.ca_key} is not the key of {self.ca}; restore the key that belongs to it")
-        return authority, signer
+        return authority.subject, signer
 
     def remake_node(self, number: int) -> None:
         """Make a key pair for a node; an existing pair is replaced."""
-        self.node_key(number).unlink(missing_ok=True)  # first, so that an interruption leaves no mixed pair
+        self.node(number, "key").unlink(missing_ok=True)  # first, so that an interruption leaves no mixed pair
         key = ec.generate_private_key(ec.SECP384R1())
         private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
         public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        write_whole(self.node_public(number), public + b"\n")
-        write_whole(self.node_key(number), private, private=True)
+        write_whole(self.node(number, "pub"), public + b"\n")
+        write_whole(self.node(number, "key"), private, private=True)
 
 
-def _sign(
-    subject: x509.Name, key: _Key, issuer: x509.Name, signer: _Key, days: int, *extensions: x509.ExtensionType
-) -> bytes:
-    """A certificate for `key`, signed with `signer`, in PEM format."""
-    now = datetime.now(UTC)
+def _issue(path: Path, owner: str, days: int, authority: _Authority | None, *extensions: x509.ExtensionType) -> None:
+    """Write a new key, and a certificate for it that the authority signs; without one, it signs itself."""
+    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"feddle federation {owner}")])
+    issuer, signer = authority or (subject, key)
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    signers = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
     builder = builder.serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - _EARLIER).not_valid_after(now + timedelta(days=days))
-    for extension in extensions:
+    for extension in (*extensions, own, signers):
         builder = builder.add_extension(extension, critical=isinstance(extension, _CRITICAL))
-    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
-
-
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_whole(path.with_suffix(".key"), private, private=True)
+    write_whole(path, builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM))
 
 
 def _alternative(host: str) -> x509.GeneralName:
@@ -149,7 +132,3 @@ def _alternative(host: str) -> x509.GeneralName:
                 "write a name with non-ASCII letters in its xn-- form"
             ) from None
         return x509.DNSName(host)
-
-
-def _pem(key: _Key) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

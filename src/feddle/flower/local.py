@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,24 +35,22 @@ _CONNECTION = "federation"  # the name of the server in Flower's config
 class LocalFederation:
     """A SuperLink, its SuperExec and SuperNodes with a folder for their files; leaving the context ends all of them.
 
-    Every process leads its own process group, so that everything it starts ends with it. With `secure`, there is TLS
-    and every node has a registered key. The keys and the SuperLink's database stay in the folder, so that nodes keep
-    their ids. `node_ids` has these ids by the number of the node, from 1.
+    Every process leads its own process group, so that everything it starts ends with it. There is TLS, and every node
+    has a registered key. The keys and the SuperLink's database stay in the folder, so that nodes keep their ids.
     """
 
     folder: Path
     nodes: int
     app: Path = APP
-    secure: bool = True
 
     def __post_init__(self) -> None:
         self.folder = self.folder.resolve()
         self.certificates = Certificates(self.folder / "certificates")
         self.logs = self.folder / "logs"
-        self.node_ids: dict[int, int] = {}
         self.lock = FileLock(self.folder / "lock")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._ports = defaultdict[str, int](_free_port)
+        self.port = _free_port()
+        self.address = f"{HOST}:{self.port}"  # of the SuperLink
 
     def __enter__(self) -> Self:
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -62,13 +59,13 @@ class LocalFederation:
         except Timeout as error:  # two would share the nodes' keys and the database
             raise FeddleError(f"another process runs the federation in {self.folder}; wait until it ends") from error
         try:
-            if self.secure:
-                self.certificates.make([HOST, "localhost"], 0)
+            keys = self.certificates
+            keys.make([HOST, "localhost"], 0)
             self.start_superlink()
-            if self.secure:
-                self._register()
-            trust = self._secured("--root-certificates", self.certificates.ca, _SECRET, self.certificates.secret)
+            trust = ("--root-certificates", keys.ca, _SECRET, keys.secret)
             self._start("superexec", "flower-superexec", "--runtime-api-address", self.address, *trust)
+            for number in range(1, self.nodes + 1):
+                self.register(number)
             for number in range(1, self.nodes + 1):
                 self.start_node(number)
         except BaseException:
@@ -79,29 +76,33 @@ class LocalFederation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def address(self) -> str:
-        """The address of the SuperLink."""
-        return f"{HOST}:{self._ports['superlink']}"
-
     def start_superlink(self) -> None:
         """Start the SuperLink, or start it again if it was killed: its database has the nodes and the runs."""
         keys = self.certificates
         files = ("--ssl-certfile", keys.server, "--ssl-keyfile", keys.server_key, "--ssl-ca-certfile", keys.ca)
-        secured = self._secured(*files, _SECRET, keys.secret, "--enable-supernode-auth")
-        place = ["--host", HOST, "--port", str(self._ports["superlink"]), "--isolation", "process"]
+        secured = (*files, _SECRET, keys.secret, "--enable-supernode-auth")
+        place = ["--host", HOST, "--port", str(self.port), "--isolation", "process"]
         self._start("superlink", "flower-superlink", *place, "--database", self.folder / "superlink.db", *secured)
-        self._wait_for("superlink")
-        self._write_config()
+        self._wait_for_superlink()
+        (self.folder / "flower").mkdir(exist_ok=True)
+        lines = [f"[superlink.{_CONNECTION}]", f'address = "{self.address}"', f'root-certificates = "{keys.ca}"']
+        (self.folder / "flower" / "config.toml").write_text("\n".join(lines) + "\n")
 
-    def start_node(self, number: int, *, root: Path | None = None, variables: Mapping[str, str] = {}) -> None:
-        """Start a SuperNode, or start it again; it trusts `root`, by default the federation's own CA."""
+    def register(self, number: int) -> None:
+        """Register a node with a new key, once; its id is kept beside its key."""
+        known = self.certificates.node(number, "id")
+        if not known.exists():
+            self.certificates.remake_node(number)  # Flower would refuse a key whose id was lost in an interruption
+            public = str(self.certificates.node(number, "pub"))
+            answer = self._flwr("supernode", "register", public, _CONNECTION)
+            write_whole(known, str(answer["node-id"]).encode(), sync=False)
+
+    def start_node(self, number: int) -> None:
+        """Start a SuperNode, or start it again."""
         name, share = f"node-{number}", f"partition-id={number - 1} num-partitions={self.nodes}"
-        files = ("--ca", root or self.certificates.ca, "--key", self.certificates.node_key(number))
-        secured = files if self.secure else ()
-        place = ["--host", HOST, "--port", str(self._ports[name]), "--node-config", share]
-        command = ["federation", "node", "--superlink", self.address, *secured, "--", *place]
-        self._start(name, "feddle", *command, variables=variables)
+        files = ("--ca", self.certificates.ca, "--key", self.certificates.node(number, "key"))
+        place = ["--host", HOST, "--port", str(_free_port()), "--node-config", share]
+        self._start(name, "feddle", "federation", "node", "--superlink", self.address, *files, "--", *place)
 
     def start_run(self, settings: Mapping[str, Any]) -> int:
         """Start a run of the app, with `settings` instead of those in its run config; return the id of the run."""
@@ -137,8 +138,8 @@ class LocalFederation:
 
     def _end_all(self) -> None:
         """Nodes end first, so that they can sign off; otherwise the SuperLink counts them as connected for a while."""
-        nodes = [name for name in self.processes if name.startswith("node-")]
-        for names in (nodes, [name for name in self.processes if name not in nodes]):
+        for prefix in ("node-", ""):
+            names = [name for name in self.processes if name.startswith(prefix)]
             for name in names:
                 _signal(self.processes[name], signal.SIGTERM)
             end = time.monotonic() + _GRACE
@@ -150,11 +151,10 @@ class LocalFederation:
     def keep_up(self) -> None:
         """Restart nodes that have ended, as a service manager does."""
         for number in range(1, self.nodes + 1):
-            process = self.processes.get(f"node-{number}")
-            if process is not None and _has_ended(process):
+            if _has_ended(self.processes[f"node-{number}"]):
                 self.start_node(number)
 
-    def _start(self, name: str, command: str, *arguments: str | Path, variables: Mapping[str, str] = {}) -> None:
+    def _start(self, name: str, command: str, *arguments: str | Path) -> None:
         if name in self.processes:
             self.kill(name)  # or what remains of its group
         with (self.logs / f"{name}.log").open("ab") as log:
@@ -163,7 +163,7 @@ class LocalFederation:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environment(), **variables},
+                env=self._environment(),
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
@@ -184,52 +184,26 @@ class LocalFederation:
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """The answer of one of Flower's commands."""
         done = self._call(*arguments, "--format", "json")
-        try:
-            answer: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
-        except ValueError as error:
-            output = " ".join((done.stderr + done.stdout).split())[-500:]
-            raise FeddleError(f"expected JSON from `flwr {arguments[0]}`, got: {output}") from error
-        if not answer.get("success", True):
-            raise FeddleError(f"`flwr {arguments[0]}` failed: {' '.join(str(answer.get('error-message')).split())}")
+        answer: dict[str, Any] = {}
+        with suppress(ValueError):  # a command that fails early prints no JSON
+            answer = json.loads(done.stdout[done.stdout.index("{") :])
+        if not answer.get("success"):
+            why = str(answer.get("error-message") or done.stderr + done.stdout)
+            raise FeddleError(f"`flwr {arguments[0]}` failed: {' '.join(why.split())[-500:]}")
         return answer
-
-    def _register(self) -> None:
-        """Make the keys of new nodes, and register them with the SuperLink."""
-        known = self.folder / "nodes.json"
-        with suppress(FileNotFoundError, ValueError, AttributeError):  # if it is damaged, nodes are registered again
-            self.node_ids = {int(number): int(node) for number, node in json.loads(known.read_text()).items()}
-        for number in range(1, self.nodes + 1):
-            if number not in self.node_ids:
-                self.node_ids[number] = self._register_one(number)
-                write_whole(known, json.dumps(self.node_ids).encode(), sync=False)  # after each: a stop may come now
-
-    def _register_one(self, number: int) -> int:
-        """Register a node with a new key; return the id that the SuperLink gives it."""
-        self.certificates.remake_node(number)  # if its id was lost in an interruption, Flower refuses the old key
-        public = str(self.certificates.node_public(number))
-        return int(self._flwr("supernode", "register", public, _CONNECTION)["node-id"])
-
-    def _write_config(self) -> None:
-        trust = f'root-certificates = "{self.certificates.ca}"' if self.secure else "insecure = true"
-        lines = [f"[superlink.{_CONNECTION}]", f'address = "{self.address}"', trust]
-        (self.folder / "flower").mkdir(exist_ok=True)
-        (self.folder / "flower" / "config.toml").write_text("\n".join(lines) + "\n")
-
-    def _secured(self, *options: str | Path) -> tuple[str | Path, ...]:
-        return options if self.secure else ("--insecure",)
 
     def _environment(self) -> dict[str, str]:
         return {**environment(), "FLWR_HOME": str(self.folder / "flower")}
 
-    def _wait_for(self, name: str) -> None:
-        """Wait until a process listens on its port."""
-        end = time.monotonic() + _PATIENCE
-        while time.monotonic() < end and not _has_ended(self.processes[name]):
-            with suppress(OSError), socket.create_connection((HOST, self._ports[name]), timeout=1):
+    def _wait_for_superlink(self) -> None:
+        """Wait until the SuperLink listens on its port."""
+        process, end = self.processes["superlink"], time.monotonic() + _PATIENCE
+        while time.monotonic() < end and not _has_ended(process):
+            with suppress(OSError), socket.create_connection((HOST, self.port), timeout=1):
                 return
             time.sleep(0.1)
-        fault = "ended during its start" if _has_ended(self.processes[name]) else "does not answer"
-        raise FeddleError(f"the {name} {fault}; see {self.logs / name}.log")
+        fault = "ended during its start" if _has_ended(process) else "does not answer"
+        raise FeddleError(f"the superlink {fault}; see {self.logs / 'superlink.log'}")
 
 
 def _free_port() -> int:
@@ -246,11 +220,10 @@ def _end_with_parent() -> None:
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> bool:
     """Send a signal to a process and everything it started; False if none of them is left."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -67,17 +67,15 @@ def run_node(superlink: str, *, root: Path | None, key: Path | None, more: Seque
 
 def check_certificate(superlink: str, root: Path) -> None:
     """Refuse a SuperLink whose certificate `root` did not sign; if it does not answer, Flower waits for it later."""
-    host, _, port = superlink.rpartition(":")
+    address, _, port = superlink.rpartition(":")
+    host = address.strip("[]")  # of an IPv6 address
     try:
         context = ssl.create_default_context(cafile=root)
     except (OSError, ssl.SSLError) as error:
         raise FeddleError(f"{root} is not a readable certificate: {error}; use the federation's ca.crt") from error
     try:
-        with (
-            socket.create_connection((host.strip("[]"), int(port)), _PATIENCE) as plain,
-            context.wrap_socket(plain, server_hostname=host.strip("[]")),
-        ):
-            return
+        with socket.create_connection((host, int(port)), _PATIENCE) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
         raise FeddleError(
             f"the certificate of the SuperLink at {superlink} does not match {root}: {error.verify_message}; "
@@ -88,7 +86,7 @@ def check_certificate(superlink: str, root: Path) -> None:
     except ValueError as error:
         raise FeddleError(f"expected the SuperLink's address as host:port, got {superlink!r}") from error
     except OSError:
-        return
+        return  # nobody answers yet
 
 
 def _forward(stream: IO[bytes], refused: Event) -> None:

@@ -29,14 +29,9 @@ class FederationPlan(Plan):
     @model_validator(mode="before")
     @classmethod
     def _refuse_simulated(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            if data.get("privacy") is not None:
-                raise ValueError(
-                    "privacy is for simulations: its noise comes from a seed that the server knows; remove it"
-                )
-            simulated = [key for key in data if key in _SIMULATED and key != "privacy"]
-            if simulated:
-                raise ValueError(f"{simulated[0]} is for simulations; remove it from the settings of a real federation")
+        simulated = sorted(_SIMULATED & data.keys()) if isinstance(data, dict) else []
+        if simulated:
+            raise ValueError(f"{simulated[0]} is for simulations; remove it from the settings of a real federation")
         return data
 
 

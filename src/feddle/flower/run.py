@@ -32,20 +32,14 @@ from feddle.run.problem import Problem
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.flower.client import Data
 from feddle.runtimes.flower.network import Network
-from feddle.runtimes.flower.roster import Clock, Roster
+from feddle.runtimes.flower.roster import Roster
 from feddle.training.train import Loss
 
 STATUS = "status.json"
 
 
 def federated(
-    plan: FederationPlan,
-    problem: Problem,
-    grid: Grid,
-    strategy: Strategy | None = None,
-    *,
-    scratch: Path | None = None,
-    clock: Clock | None = None,
+    plan: FederationPlan, problem: Problem, grid: Grid, strategy: Strategy | None = None, *, scratch: Path | None = None
 ) -> Run[Network]:
     """A run with the nodes of a Flower grid as its clients; `strategy` replaces the method of the plan."""
     device = resolve_device(plan.device)
@@ -53,7 +47,7 @@ def federated(
     layout = Layout.of(problem.model)
     server = build_server(plan, problem, layout, device, strategy, scratch=scratch)
     roster, per_round = Roster(plan.clients.count), plan.clients.per_round
-    network = Network(server, grid, plan.federation, plan.training, plan.seed, per_round, roster, clock or Clock())
+    network = Network(server, grid, plan.federation, plan.training, plan.seed, per_round, roster)
     method = plan.method.name if strategy is None else type(strategy).__name__
     return Run(plan, problem, layout, network, method=method, device=device)
 
@@ -65,20 +59,9 @@ def status_of(run: Run[Network]) -> dict[str, Any]:
         "rounds": run.plan.rounds,
         "method": run.method,
         "accuracy": next((line["accuracy"] for line in reversed(run.history) if "accuracy" in line), None),
-        "staleness": run.history[-1]["staleness"] if run.history else [],
         "pid": os.getpid(),
         "at": round(time.time(), 3),
     }
-
-
-def at_the_server(
-    model: nn.Module, server: Data | None, test: Data | None, loss: Loss, server_classes: int | None = None
-) -> Problem:
-    """The server's part of a problem, without clients."""
-    guides, measures = (None if data is None else as_examples(data) for data in (server, test))
-    outside = None if server_classes is None else "of another task"
-    sizes = torch.zeros(0, dtype=torch.int64)
-    return Problem(model, (), sizes, guides, measures, loss, outside, server_classes)
 
 
 def run_in_folder(run: Run[Network], out: Path, listener: Listener | None = None) -> None:
@@ -128,21 +111,17 @@ class Feddle(FlowerStrategy):
         server_classes: int | None = None,
         strategy: Strategy | None = None,
         out: Path | str | None = None,
-        clock: Clock | None = None,
         **settings: Any,
     ) -> None:
-        self.model = model
         self.settings = settings
         self.strategy = strategy
         self.out = None if out is None else Path(out)
-        self.clock = clock
         self.run: Run[Network] | None = None
-        self.problem = at_the_server(model, server, test, loss, server_classes)
-        self.plan()
-
-    def plan(self, **changes: Any) -> FederationPlan:
-        """The plan that the settings describe, with changes."""
-        return make_plan({**self.settings, **changes}, source="settings")
+        guides, measures = (None if data is None else as_examples(data) for data in (server, test))
+        outside = None if server_classes is None else "of another task"
+        nobody = torch.zeros(0, dtype=torch.int64)  # the sizes of the clients, which are not known in advance
+        self.problem = Problem(model, (), nobody, guides, measures, loss, outside, server_classes)
+        self.plan = make_plan(settings, source="settings")
 
     def start(
         self,
@@ -161,10 +140,11 @@ class Feddle(FlowerStrategy):
         """
         if train_config or evaluate_config:
             raise FeddleError("expected the clients' configuration in the settings (training.lr); remove the configs")
-        changes = {"rounds": num_rounds, "federation.job_limit": timeout}
-        plan = self.plan(**{key: value for key, value in changes.items() if value is not None})
-        self.model.load_state_dict(initial_arrays.to_torch_state_dict())
-        run = self.run = federated(plan, self.problem, grid, self.strategy, scratch=self.out, clock=self.clock)
+        given = {"rounds": num_rounds, "federation.job_limit": timeout}
+        changes = {key: value for key, value in given.items() if value is not None}
+        plan = self.plan = make_plan({**self.settings, **changes}, source="settings")
+        self.problem.model.load_state_dict(initial_arrays.to_torch_state_dict())
+        run = self.run = federated(plan, self.problem, grid, self.strategy, scratch=self.out)
         result = Result()
 
         def evaluate(number: int) -> None:
@@ -185,13 +165,12 @@ class Feddle(FlowerStrategy):
         return result
 
     def _arrays(self, run: Run[Network]) -> ArrayRecord:
-        run.layout.write(self.model, run.server.model)
-        return ArrayRecord(self.model.state_dict())
+        run.layout.write(run.problem.model, run.server.model)
+        return ArrayRecord(run.problem.model.state_dict())
 
     def summary(self) -> None:
         """Log the method and the number of updates per merge."""
-        plan = self.plan()
-        log(INFO, "%s: merges of %s updates, asynchronous", plan.method.name, plan.clients.per_round)
+        log(INFO, "%s: merges of %s updates, asynchronous", self.plan.method.name, self.plan.clients.per_round)
 
     def configure_train(self, *_: Any, **__: Any) -> NoReturn:
         """Not used: there are no rounds that all nodes take part in."""

@@ -1,8 +1,9 @@
 """Training ahead of time in worker processes.
 
 The start of a job is known long before its update is due, so workers train while the server searches. The parent keeps
-the order of the jobs. Each worker has two rows of shared memory, one for the weights that a job starts from and one for
-its result. Workers are forked, so they share the data and the model with the parent: nothing is copied or pickled.
+the order of the jobs. Each worker has a thread in the parent that gives it one job after another, and shared memory for
+the weights that a job starts from and for its result. Workers are forked, so they share the data and the model with the
+parent: nothing is copied or pickled.
 """
 
 import json
@@ -15,13 +16,12 @@ import warnings
 from bisect import insort
 from contextlib import suppress
 from dataclasses import astuple, dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from operator import attrgetter
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from feddle.clients.work import Work
 from feddle.core.errors import FeddleError, StoppedError
@@ -43,33 +43,18 @@ class _Task:
     due: int  # the round in which its update arrives
     failures: int = 0
     handed_back: int = 0
-    outcome: Update | FeddleError | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Memory that a worker shares with its parent: the start of a job, its result, and whether the job has begun."""
-
-    start: Weights
-    result: Weights
-    begun: Tensor
-
-    @classmethod
-    def like(cls, model: Weights) -> "_Rows":
-        """Rows for the weights of this model."""
-        d, b = len(model.vector), len(model.buffers)
-        memory = torch.frombuffer(mmap.mmap(-1, 4 * (2 * (d + b) + 1)), dtype=torch.float32)
-        start, result = memory[: d + b], memory[d + b : -1]
-        return cls(Weights(start[:d], start[d:]), Weights(result[:d], result[d:]), memory[-1:])
+    outcome: Update | BaseException | None = None
 
 
 @dataclass(eq=False)
 class _Worker:
+    """A worker process, and the memory that it shares: the start of its job, the result, and whether it has begun."""
+
     process: BaseProcess
     connection: Connection
-    rows: _Rows
-    task: _Task | None = None
-    alive: bool = True
+    start: Weights
+    result: Weights
+    begun: mmap.mmap
 
 
 class WorkerPool:
@@ -87,78 +72,92 @@ class WorkerPool:
         self.horizon = horizon
         self.ahead = ahead
         self._changed = threading.Condition()  # guards everything below
-        self._workers: list[_Worker] = []
+        self._workers: list[_Worker] = []  # those that live
+        self._threads: list[threading.Thread] = []
         self._tasks: dict[Job, _Task] = {}
         self._pending: list[_Task] = []  # not with a worker, in the order in which they are due
         self._wanted: _Task | None = None
-        self._broken: BaseException | None = None
-        self._wake, self._woken = multiprocessing.Pipe()
-        self._listener = threading.Thread(target=self._listen, name="feddle-workers", daemon=True)
+        self._open = False
 
     def __enter__(self) -> Self:
-        try:
-            for _ in range(self.size):
-                self._workers.append(self._fork())
-            self._listener.start()
-        except BaseException:
-            self._end_workers()
-            raise
+        self._open = True
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._wake.send_bytes(b"close")
-        self._listener.join()
-        self._end_workers()
-
-    def _end_workers(self) -> None:
-        for worker in self._workers:
+        with self._changed:
+            workers, self._workers, self._open = self._workers, [], False
+            self._changed.notify_all()
+        for worker in workers:
             worker.process.kill()
             worker.process.join()
-            worker.connection.close()
+        for thread in self._threads:
+            thread.join()
 
     def submit(self, job: Job, start: Weights, due: int) -> None:
         """Announce a job; an idle worker begins it at once."""
         with self._changed:
             task = self._tasks[job] = _Task(job, start, due)
             insort(self._pending, task, key=attrgetter("due"))
-            self._repair_and_feed()
+            self._fork_missing()
+            self._changed.notify_all()
 
     def result(self, job: Job) -> Update:
         """The job's update; waits until it is ready."""
         with self._changed:
             task = self._wanted = self._tasks.pop(job)
-            self._repair_and_feed()
+            self._changed.notify_all()
             while task.outcome is None:
-                if self._broken is not None:  # checked before each wait: it may have failed before the first
-                    raise RuntimeError("the thread that listens to the workers failed") from self._broken
+                self._fork_missing()
                 self._changed.wait()
-                self._repair_and_feed()
             self._wanted = None
-        if isinstance(task.outcome, FeddleError):
+        if isinstance(task.outcome, BaseException):
             raise task.outcome
         return task.outcome
 
-    def _repair_and_feed(self) -> None:
-        """Replace dead workers; only in the main thread, so that no torch call is interrupted by the fork."""
-        for i, worker in enumerate(self._workers):
-            if not worker.alive:
-                worker.process.join()
-                worker.connection.close()
-                self._workers[i] = self._fork()
-                self._wake.send_bytes(b"listen again")
-        self._feed()
+    def _fork_missing(self) -> None:
+        """Start workers until there are enough; only in the main thread, so that the fork interrupts no torch call."""
+        while self._open and len(self._workers) < self.size:  # a resumed run submits jobs before it enters the context
+            ours, theirs = multiprocessing.Pipe()
+            memory = (_shared(self.model), _shared(self.model), mmap.mmap(-1, 1))
+            parents = [ours, *(worker.connection for worker in self._workers)]
+            arguments = (self.work, theirs, parents, *memory)
+            context = multiprocessing.get_context("fork")
+            process = context.Process(target=_serve, args=arguments, daemon=True, name="feddle-worker")
+            with warnings.catch_warnings():  # about forks in a process with threads; ours hold no lock
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours, *memory))
+            self._threads.append(threading.Thread(target=self._drive, args=self._workers[-1:], daemon=True))
+            self._threads[-1].start()
 
-    def _feed(self) -> None:
-        """Give idle workers the next jobs."""
-        for worker in self._workers:
-            if worker.task is None and worker.alive and (task := self._next()) is not None:
-                self._pending.remove(task)
-                worker.task = task
-                worker.rows.start.vector.copy_(task.start.vector)
-                worker.rows.start.buffers.copy_(task.start.buffers)
-                worker.rows.begun.zero_()
-                with suppress(OSError):  # the worker has just died; the listener sees that too and repeats the job
-                    worker.connection.send_bytes(json.dumps(astuple(task.job)).encode())
+    def _drive(self, worker: _Worker) -> None:
+        """Give a worker one job after another as long as it lives, while the main thread does the server's work."""
+        while (task := self._take(worker)) is not None:
+            try:
+                worker.connection.send_bytes(json.dumps(astuple(task.job)).encode())
+                reply = json.loads(worker.connection.recv_bytes())
+            except (EOFError, OSError):
+                reply = None
+            with self._changed:
+                try:
+                    self._hear(worker, task, reply)
+                except BaseException as error:  # raised in the main thread, which would otherwise wait forever
+                    task.outcome = error
+                self._changed.notify_all()
+        worker.connection.close()
+
+    def _take(self, worker: _Worker) -> _Task | None:
+        """Wait for the worker's next job, and copy its start; None if the worker is dead or the pool is closed."""
+        with self._changed:
+            task = self._changed.wait_for(lambda: worker not in self._workers or self._next())
+            if not isinstance(task, _Task):
+                return None
+            self._pending.remove(task)
+            worker.start.vector.copy_(task.start.vector)
+            worker.start.buffers.copy_(task.start.buffers)
+            worker.begun[0] = False
+            return task
 
     def _next(self) -> _Task | None:
         """The job that the server waits for, else the one that is due first if there is room for its update."""
@@ -169,43 +168,17 @@ class WorkerPool:
             return None
         return self._pending[0]
 
-    def _listen(self) -> None:
-        """Receive the workers' replies while the main thread does the server's work."""
-        try:
-            while True:
-                with self._changed:
-                    living: dict[Any, _Worker] = {w.connection: w for w in self._workers if w.alive}
-                for ready in wait([*living, self._woken]):
-                    if ready is self._woken:
-                        if self._woken.recv_bytes() == b"close":
-                            return
-                        continue
-                    with self._changed:
-                        self._hear(living[ready])
-                        self._feed()
-                        self._changed.notify_all()
-        except BaseException as error:  # reported to the main thread, which would otherwise wait forever
-            with self._changed:
-                self._broken = error
-                self._changed.notify_all()
-
-    def _hear(self, worker: _Worker) -> None:
-        """Receive a worker's reply: the outcome of its job, or a failure, after which the job may be repeated."""
-        task, worker.task = worker.task, None
-        try:
-            reply = json.loads(worker.connection.recv_bytes())
-        except (EOFError, OSError):
-            worker.alive = False
+    def _hear(self, worker: _Worker, task: _Task, reply: dict[str, Any] | None) -> None:
+        """Note the outcome of a job, or a failure, after which it may be repeated; a dead worker gives no reply."""
+        if reply is None:
+            self._workers = [other for other in self._workers if other is not worker]
             reply = {"failed": "its worker process died"}
-        if task is None:
-            return
         if "failed" not in reply:
-            result = worker.rows.result
+            result = worker.result
             task.outcome = Update(task.job, result.vector.clone(), result.buffers.clone(), **reply)
             return
-        begun = bool(worker.rows.begun)
-        task.failures += begun
-        task.handed_back += not begun  # the worker died before it began
+        task.failures += worker.begun[0]
+        task.handed_back += not worker.begun[0]
         if reply.get("final"):
             task.outcome = FeddleError(reply["failed"])
         elif task.failures < _ATTEMPTS and task.handed_back < _HANDED_BACK:
@@ -216,41 +189,36 @@ class WorkerPool:
                 f"failed {max(task.failures, task.handed_back)} times: {reply['failed']}"
             )
 
-    def _fork(self) -> _Worker:
-        rows = _Rows.like(self.model)
-        ours, theirs = multiprocessing.Pipe()
-        others = [w.connection for w in self._workers if w.alive]
-        context = multiprocessing.get_context("fork")
-        arguments = (self.work, theirs, [ours, *others], rows)
-        process = context.Process(target=_serve, args=arguments, daemon=True, name="feddle-worker")
-        with warnings.catch_warnings():  # about forks in a process with threads; our thread holds no lock
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process.start()
-        theirs.close()
-        return _Worker(process, ours, rows)
+
+def _shared(model: Weights) -> Weights:
+    """Memory for weights of this size that forked processes share."""
+    memory = torch.frombuffer(mmap.mmap(-1, model.num_bytes), dtype=torch.float32)
+    return Weights(memory[: len(model.vector)], memory[len(model.vector) :])
 
 
-def _serve(work: Work, connection: Connection, others: list[Connection], rows: _Rows) -> None:
+def _serve(
+    work: Work, connection: Connection, parents: list[Connection], start: Weights, result: Weights, begun: mmap.mmap
+) -> None:
     """Train the jobs that arrive over the connection until the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler: a worker has nothing to clean up
     os.nice(_NICENESS)
-    for other in others:  # with an open copy, the worker would not notice the end of the parent
-        other.close()
+    for parent in parents:  # with an open copy, the worker would not notice the end of the parent
+        parent.close()
     with one_thread(), suppress(EOFError, OSError):
         while True:
-            reply = _train(work, Job(*json.loads(connection.recv_bytes())), rows)
-            connection.send_bytes(json.dumps(reply).encode())
+            job = Job(*json.loads(connection.recv_bytes()))
+            begun[0] = True
+            connection.send_bytes(json.dumps(_train(work, job, start, result)).encode())
 
 
-def _train(work: Work, job: Job, rows: _Rows) -> dict[str, Any]:
-    rows.begun.fill_(1)
+def _train(work: Work, job: Job, start: Weights, result: Weights) -> dict[str, Any]:
     try:
-        update = work(job, rows.start)
+        update = work(job, start)
     except FeddleError as error:
         return {"failed": str(error), "final": True}
     except Exception as error:  # anything that a user's data set or model raises is reported
         return {"failed": f"{type(error).__name__}: {error}"}
-    rows.result.vector.copy_(update.delta)
-    rows.result.buffers.copy_(update.buffers)
+    result.vector.copy_(update.delta)
+    result.buffers.copy_(update.buffers)
     return {"num_examples": update.num_examples, "metrics": dict(update.metrics), "digest": update.digest}

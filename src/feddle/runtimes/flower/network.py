@@ -21,7 +21,7 @@ from feddle.core.seeds import numpy_generator, seed_for
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import max_staleness
 from feddle.runtimes.flower.pulls import Pulls
-from feddle.runtimes.flower.roster import Clock, Node, Roster, Rules
+from feddle.runtimes.flower.roster import Node, Roster, Rules
 from feddle.runtimes.flower.wire import Order, UnreadableError, order_message, read_update
 from feddle.server import Server
 from feddle.training.train import Recipe
@@ -54,9 +54,10 @@ class _Progress:
 
 @dataclass(eq=False)
 class NetworkState:
-    """The state of a network, except the state of its server and of its nodes."""
+    """The state of a network, except the state of its server."""
 
     layout: str  # digest of the model's layout
+    roster: Roster
     dropped: Counter[str] = field(default_factory=Counter)  # jobs that ended without an update, by reason
 
 
@@ -77,11 +78,12 @@ class Network:
     seed: int
     per_round: int
     roster: Roster
-    clock: Clock = field(default_factory=Clock)
+    now: Callable[[], float] = time.monotonic  # tests have a virtual clock
+    sleep: Callable[[float], None] = time.sleep
     watch: Callable[[], None] = lambda: None  # called after each check of the network
 
     def __post_init__(self) -> None:
-        self.state = NetworkState(self.server.digest)
+        self.state = NetworkState(self.server.digest, self.roster)
         self._jobs: dict[str, _Sent] = {}  # by message id, oldest first
         self._pulls = Pulls(self.grid)
         self._progress = _Progress()
@@ -97,10 +99,11 @@ class Network:
         self._look()
         while not self._is_due():
             self.watch()
-            self.clock.sleep(self.rules.poll)
+            self.sleep(self.rules.poll)
             self._look()
         arrivals, merged = self.server.advance()
-        self.roster.merged()
+        for node in self.roster.nodes.values():
+            node.waits = False
         done, self._progress = self._progress, _Progress()
         notes = {
             **merged,
@@ -135,7 +138,7 @@ class Network:
 
     def _tolerate(self, error: Exception) -> None:
         """Skip a check that failed: no job reaches its time limit, since its reply may wait at the SuperLink."""
-        now = self.clock.now()
+        now = self.now()
         self._trouble_since = now if self._trouble_since is None else self._trouble_since
         if now - self._trouble_since >= _PATIENCE:
             raise StoppedError(
@@ -145,7 +148,7 @@ class Network:
         self._log("trouble", "the SuperLink does not answer properly, trying again: %s", _describe(error))
 
     def _is_due(self) -> bool:
-        limit, done, now = max_staleness(self.server.strategy), self._progress, self.clock.now()
+        limit, done, now = max_staleness(self.server.strategy), self._progress, self.now()
         if limit is not None and limit < 0:  # the method uses no updates at all
             return True
         return done.first_at is not None and (
@@ -157,7 +160,7 @@ class Network:
     # --- sending jobs
 
     def _send(self) -> None:
-        idle = self.roster.idle(self.clock.now())
+        idle = self.roster.idle(self.now())
         order = numpy_generator(seed_for(self.seed, "sample", self.server.version, len(self._progress.sent)))
         free = len(idle) if self.rules.at_once is None else max(0, self.rules.at_once - len(self._under_way))
         for i in order.permutation(len(idle))[:free]:
@@ -166,8 +169,8 @@ class Network:
     def _send_to(self, node: Node) -> None:
         job = self.server.dispatch(node.client)
         order = Order(job, self.server.start_of(job), self.server.digest, self.recipe, self.seed)
-        sent = _Sent(node, job, self.clock.now())
-        node.begin(job)
+        sent = _Sent(node, job, self.now())
+        node.job, node.was_gone = job, False
         self._progress.sent.append(job)
         asked = why = ""  # Flower returns no id for a message that it could not send
         try:
@@ -222,13 +225,13 @@ class Network:
         staleness, limit = self.server.version - sent.job.version, max_staleness(self.server.strategy)
         sent.node.succeed(staleness)
         if self._progress.first_at is None:  # also after an unused update: its node now waits for a merge
-            self._progress.first_at = self.clock.now()
+            self._progress.first_at = self.now()
         if self.server.zero_updates == zeros and (limit is None or staleness <= limit):
             self._progress.accepted += 1
 
     def _give_up(self) -> None:
         """End jobs at their time limit, and forget them at twice the limit, when Flower drops their messages."""
-        now, limit = self.clock.now(), self.rules.job_limit
+        now, limit = self.now(), self.rules.job_limit
         for asked, sent in list(self._jobs.items()):  # oldest first, since closing a job clears `overdue`
             if sent.given_up and now >= sent.at + 2 * limit:
                 self._close(asked)
@@ -249,7 +252,7 @@ class Network:
         """End a job without an update."""
         node, reason = sent.node, _cut(why)
         self.server.forget(sent.job)
-        node.fail(self.clock.now(), self.rules.cooldown, f"{how}: {reason}" if reason else how)
+        node.fail(self.now(), self.rules.cooldown, f"{how}: {reason}" if reason else how)
         if how != "refused":  # the server counts those, by reason
             self.state.dropped[how] += 1
         log(WARNING, "node %s (client %s), job %s: %s", node.id, node.client, sent.job.number, node.why)
@@ -258,7 +261,7 @@ class Network:
 
     def _log(self, kind: str, text: str, *values: object, level: int = WARNING) -> None:
         """Log a problem that lasts, at most once a minute."""
-        now = self.clock.now()
+        now = self.now()
         if now - self._logged_at.get(kind, -_LOG_EVERY) >= _LOG_EVERY:
             self._logged_at[kind] = now
             log(level, text, *values)
@@ -270,7 +273,7 @@ class Network:
             "arrived": self._progress.accepted,
             "wanted": self.per_round,
             "under_way": len(self._under_way),
-            "nodes": self.roster.view(self.clock.now()),
+            "nodes": [node.view(self.now()) for node in self.roster.nodes.values()],
             "turned_away": len(self.roster.turned_away),
             "dropped": dict(self.state.dropped),
             "refused": dict(self.server.refused),
@@ -282,23 +285,19 @@ class Network:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The server, the nodes' numbers and the counts, as tensors."""
-        server, roster = self.server.state_dict(), save(self.roster.state)
-        return {**prefixed("server", server), **prefixed("roster", roster), **save(self.state)}
+        return {**prefixed("server", self.server.state_dict()), **save(self.state)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state; jobs under way are lost, since replies reach only the run that sent them."""
-        saved = NetworkState("")
-        load(saved, state)
-        if saved.layout != self.server.digest:  # the user may have changed the app
+        load(self.state, state)
+        if self.state.layout != self.server.digest:  # the user may have changed the app
             raise FeddleError(
                 "the checkpoint belongs to a federation with another model; undo the change to the model, or start a "
                 "new run in another folder"
             )
-        self.state = saved
         self.server.load_state_dict(without_prefix("server", state))
         for job in self.server.in_flight:
             self.server.forget(job)
-        self.roster.restore(without_prefix("roster", state))
 
 
 def _is_from(node: Node, reply: Message) -> bool:

@@ -1,15 +1,14 @@
 """The nodes that take part, the state of each, and the time limits of their jobs."""
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from feddle.core.messages import Job
-from feddle.core.state import load
 from feddle.options import Count, NonNegative, Options, Positive
 
 _LONGEST_COOLDOWN = 16  # times the shortest
@@ -25,14 +24,6 @@ class Rules(Options):
     )
     at_once: Count | None = Field(None, description="largest number of jobs under way; by default one per node")
     poll: Positive = Field(1.0, description="seconds between two checks for replies")
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The real time; tests use a virtual clock."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass
@@ -52,10 +43,6 @@ class Node:
     failed: int = 0
     staleness: int | None = None  # of its last update
     why: str = ""  # reason why its last job ended without an update
-
-    def begin(self, job: Job) -> None:
-        """Note that a job was sent to it."""
-        self.job, self.was_gone = job, False
 
     def succeed(self, staleness: int) -> None:
         """Note that its update was accepted."""
@@ -80,6 +67,12 @@ class Node:
         if self.waits:
             return "waiting"
         return "cooling down" if self.ready_at > now else "idle"
+
+    def view(self, now: float) -> dict[str, Any]:
+        """The node as JSON values; its id is text, since the number is too long for JavaScript."""
+        version = None if self.job is None else self.job.version
+        shown = {name: getattr(self, name) for name in ("client", "done", "failed", "staleness", "why")}
+        return {"node": str(self.id), "state": self.state(now), "version": version, **shown}
 
 
 @dataclass(eq=False)
@@ -113,53 +106,13 @@ class Roster:
         """The nodes that can be given a job, by client number."""
         return [node for node in self.nodes.values() if node.state(now) == "idle"]
 
-    def merged(self) -> None:
-        """Note that there is a new version to start from."""
-        for node in self.nodes.values():
-            node.waits = False
+    def state_dict(self) -> dict[str, Tensor]:
+        """Id, done and failed of each node, by client number; ids are unsigned numbers of 64 bits, stored as signed."""
+        rows = [((node.id + 2**63) % 2**64 - 2**63, node.done, node.failed) for node in self.nodes.values()]
+        return {"nodes": torch.tensor(rows, dtype=torch.int64)}
 
-    def view(self, now: float) -> list[dict[str, Any]]:
-        """Every node as JSON values."""
-        return [
-            {
-                "node": str(node.id),  # the number is too long for JavaScript
-                "client": node.client,
-                "state": node.state(now),
-                "version": None if node.job is None else node.job.version,
-                "done": node.done,
-                "failed": node.failed,
-                "staleness": node.staleness,
-                "why": node.why,
-            }
-            for node in self.nodes.values()
-        ]
-
-    @property
-    def state(self) -> "RosterState":
-        """The part that is saved: ids by client number, and counts."""
-        nodes = self.nodes.values()
-        return RosterState([_Row((node.id + 2**63) % 2**64 - 2**63, node.done, node.failed) for node in nodes])
-
-    def restore(self, saved: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from a saved state: no node has a job, and none is known to be connected."""
-        state = RosterState()
-        load(state, saved)
-        for client, row in enumerate(state.nodes):
-            node = Node(row.id % 2**64, client, connected=False, done=row.done, failed=row.failed)
+        for client, (signed, done, failed) in enumerate(saved["nodes"].tolist()):
+            node = Node(signed % 2**64, client, connected=False, done=done, failed=failed)
             self.nodes[node.id] = node
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A node in a checkpoint; its id, an unsigned number of 64 bits, is stored as a signed one."""
-
-    id: int
-    done: int
-    failed: int
-
-
-@dataclass(eq=False)
-class RosterState:
-    """The nodes in the order of their client numbers."""
-
-    nodes: list[_Row] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from io import BytesIO
+from operator import index
 from typing import Any, cast
 
 import numpy as np
@@ -45,11 +46,12 @@ def order_message(order: Order, node: int, ttl: float) -> Message:
 def read_order(message: Message) -> Order:
     """The order in a message from the server."""
     try:
-        model, facts = message.content.array_records["model"], dict(message.content.config_records["order"])
-        job = Job(*(_int(facts.pop(name)) for name in ("client", "number", "version")))
-        digest, seed = str(facts.pop("digest")), _int(facts.pop("seed"))
+        model = message.content.array_records["model"]
+        facts: dict[str, Any] = dict(message.content.config_records["order"])
+        client, number, version, seed = (index(facts.pop(name)) for name in ("client", "number", "version", "seed"))
+        digest = str(facts.pop("digest"))
         start = Weights(*(_tensor(model[name]) for name in ("vector", "buffers")))
-        return Order(job, start, digest, Recipe.model_validate(facts), seed)
+        return Order(Job(client, number, version), start, digest, Recipe.model_validate(facts), seed)
     except (KeyError, TypeError, ValueError) as error:
         raise FeddleError(
             f"expected an order from a feddle server, got {type(error).__name__}: {error}; "
@@ -109,9 +111,3 @@ def _tensor(array: Array) -> Tensor:
     if dtype != np.float32 or len(shape) != 1 or 4 * shape[0] != len(array.data) - stream.tell():
         raise ValueError(f"expected a whole vector of float32, got {dtype} of shape {shape}")
     return torch.tensor(np.frombuffer(array.data, np.float32, offset=stream.tell()))
-
-
-def _int(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"expected a whole number, got {type(value).__name__}")
-    return value

@@ -18,7 +18,6 @@ from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.data.datasets import named
 from feddle.grids.cells import Ended, Task, config_hash, has_other_config, plan, run_task
-from feddle.grids.cost import measure
 from feddle.grids.estimate import core_seconds
 from feddle.grids.grid import chosen, load_grid, names, paper, words
 from feddle.grids.runner import keep, open_folder, run_tasks
@@ -646,20 +645,3 @@ def test_a_tracker_that_is_not_installed_is_named(name: Any, tmp_path: Path, mon
         tracking([name], tmp_path, Config(), print),
     ):
         pass
-
-
-# What the server pays
-
-
-def test_merging_adapters_costs_the_server_next_to_nothing() -> None:
-    cost = measure("fedavg")
-    size = 4 * (12 * 49_152 + 768 * 10 + 10)  # bytes of the adapters of twelve layers and of the head
-    assert cost["gflops"] == pytest.approx(2 * 50 * size / 4e9, rel=0.01)  # a product and a sum for each number
-    assert cost["cache_mb"] == pytest.approx(343.2 + size / 1e6, rel=0.01)
-
-
-@pytest.mark.slow
-def test_the_cost_of_fine_tuning_is_the_papers() -> None:
-    cost = measure("fed+ft")
-    assert cost["gflops"] == pytest.approx(cost["paper_gflops"], rel=0.1)
-    assert cost["cache_mb"] == pytest.approx(cost["paper_cache_mb"], rel=0.05)

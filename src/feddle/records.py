@@ -26,7 +26,6 @@ COMPARISON = "compare.yaml"  # the config of each method
 GRID = "grid.json"  # GridRecord
 GRID_LOCK = ".grid.lock"
 CELL = "cell.json"  # CellRecord, in each run folder
-COSTS = "costs.json"  # of the table server-cost, which has no runs
 
 LAST_EVALUATIONS = 5
 _LARGEST = 1e30  # larger numbers would overflow in a chart

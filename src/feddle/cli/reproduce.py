@@ -15,30 +15,13 @@ from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, t
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
 from feddle.data.source import Source
-from feddle.records import COSTS, REPORT, read_mapping, write_record
-from feddle.report.files import csv_text
-from feddle.report.markup import element
+from feddle.records import REPORT
 from feddle.report.numbers import counted, duration
-from feddle.report.page import commands_section, document, html_table, write_document
-from feddle.report.tables import Entry, Row, Table
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
     from feddle.grids.cells import Ended, Planned, Task
     from feddle.grids.grid import Cell, Grid
     from feddle.run.trackers import TrackerName
-
-
-_COST_HEADS = ("method", "GFLOPs", "paper", "cached MB", "paper")
-_ABOUT_COST = (
-    "The paper’s setting: ViT-B/16 with rank-4 adapters in every linear layer, 1000 clients, 50 updates per round"
-    " without delays, atlas and buffer of 100. Methods that train at the server process 10,000 images per round (1000"
-    " images, 10 epochs, batches of 32). GFLOPs: counted while each method merges; a multiplication and an addition are"
-    " two operations. Matrix products, sums and scalings are counted; normalisation and activations are not. Cached MB:"
-    " the whole network and the state of the method between rounds, at its largest. An update has the adapters and the"
-    " head (2.4 MB); for CA2FL the paper counts the whole network instead. Feddle holds 100 adapters here; the paper’s"
-    " text says 50, its setting 100. FedDF evaluates each teacher once per image and round; the paper’s number fits one"
-    " evaluation per epoch. FedBuff keeps the sum of its buffer, not the updates."
-)
 
 
 @dataclass(frozen=True)
@@ -86,9 +69,6 @@ def reproduce(
 
     if table is None:
         _list_tables()
-        return
-    if table == "server-cost":
-        _show_server_cost(out or Path("runs/server-cost"), listing=listing)
         return
     order = Order(**options)
     grid = load_grid(table, quick=order.quick)
@@ -180,7 +160,6 @@ def _list_tables() -> None:
     for grid in map(load_grid, names()):
         available = sum(plan(cell).config is not None for cell in grid.cells)
         rows.append((grid.name, grid.title, str(len(grid.cells)), str(available)))
-    rows.append(("server-cost", "What a round costs the server", "8", "8"))
     print_table(("table", "title", "cells", "here"), rows)
     click.echo("here: number of cells with data and model available on this machine")
     click.echo("`feddle reproduce TABLE --list` lists the cells of a table")
@@ -215,39 +194,3 @@ def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
     at_once = min(order.jobs or cores(), max(runs, 1))
     time = duration(len(order.seeds) * sum(times) / at_once)
     click.echo(f"{runs} runs, about {time} with {at_once} at a time, by a short measurement on this machine")
-
-
-def _show_server_cost(out: Path, *, listing: bool) -> None:
-    """What a round costs the server: count what has not been counted, print it, and write it as a page and as CSV."""
-    from feddle.grids.cost import METHODS, measure
-    from feddle.run.folder import check_free
-
-    if listing:
-        click.echo(f"server-cost counts the merges of {', '.join(METHODS)}. It takes a few minutes on one core.")
-        return
-    check_free(out, "cost table")
-    known = read_mapping(out / COSTS)
-    out.mkdir(parents=True, exist_ok=True)
-    for method in METHODS:
-        if method not in known:
-            click.echo(f"counting {method}", err=True)
-            known[method] = measure(method)
-            write_record(out / COSTS, known, indent=1)
-    rows = [_cost_texts(known[method]) for method in METHODS]
-    print_table(_COST_HEADS, rows)
-    write_document(csv_text(list(known.values())), out / "server-cost.csv")
-    click.echo(f"Report: {write_document(_cost_page(rows), out / REPORT)}")
-
-
-def _cost_texts(cost: dict[str, float]) -> tuple[str, ...]:
-    numbers = (cost[key] for key in ("gflops", "paper_gflops", "cache_mb", "paper_cache_mb"))
-    return (str(cost["method"]), *(f"{number:,.0f}" if number >= 10 else f"{number:.2g}" for number in numbers))
-
-
-def _cost_page(rows: list[tuple[str, ...]]) -> str:
-    shown = [Row(method, list(map(Entry, _COST_HEADS[1:], texts))) for method, *texts in rows]
-    table = html_table(Table("Method", _COST_HEADS[1:], shown), [_ABOUT_COST], " cells")
-    title = "What a round costs the server"
-    header = element("header", element("h1", title), element("p", "Our numbers and the paper’s.", class_="lead"))
-    again = commands_section([("", "feddle reproduce server-cost")])
-    return document(title, [header, element("section", table), again])

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.records import CHECKPOINT, COMPARISON, CONFIG, COSTS, HISTORY, MODEL, RESULT, json_digest, read_result
+from feddle.records import CHECKPOINT, COMPARISON, CONFIG, HISTORY, MODEL, RESULT, json_digest, read_result
 from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, parse_config, read_yaml, started_in
 from feddle.run.plan import Config, Plan
@@ -208,8 +208,7 @@ def check_free(path: Path, mine: str = "") -> None:
         raise FeddleError(f"{path} is a file; name another folder with --out")
     kind = started_in(path)
     if kind and kind != mine:
-        again = {"grid": "feddle reproduce", "cost table": "feddle reproduce server-cost"}
-        again["federation"] = f"feddle federation up --out {path}"
+        again = {"grid": "feddle reproduce", "federation": f"feddle federation up --out {path}"}
         remedy = f"continue it if it was stopped: {again.get(kind, f'feddle resume {path}')}"
         raise FeddleError(f"{path} already holds a {kind}; name another folder with --out, remove it, or {remedy}")
     content = sorted(entry.name for entry in path.iterdir() if not _is_left(entry)) if path.exists() else []
@@ -221,7 +220,7 @@ def _is_left(entry: Path) -> bool:
     """Whether a file or folder is what a start leaves if it is interrupted before the folder holds anything."""
     if entry.name == CHECKPOINT and entry.is_dir():
         return all(inside.name == "lock" for inside in entry.iterdir())
-    return entry.name in (f"{CONFIG}.partial", f"{COMPARISON}.partial", f"{COSTS}.partial")
+    return entry.name in (f"{CONFIG}.partial", f"{COMPARISON}.partial")
 
 
 def run_config(

@@ -18,3 +18,8 @@ def test_the_cost_of_fine_tuning_is_the_papers() -> None:
     cost = measure("fed+ft")
     assert cost["gflops"] == pytest.approx(cost["paper_gflops"], rel=0.1)
     assert cost["cache_mb"] == pytest.approx(cost["paper_cache_mb"], rel=0.05)
+
+
+@pytest.mark.slow
+def test_every_step_of_a_distillation_is_counted() -> None:
+    assert texts(measure("feddf")) == ("feddf", "2,370,509", "18,000,000", "346", "340")

@@ -112,7 +112,7 @@ def _arrivals(model: Weights, number: int) -> list[Arrival]:
     first = number * PER_ROUND % CLIENTS
     arrivals = []
     for client in range(first, first + PER_ROUND):
-        # so large that the teachers of FedDF differ: a student that equals them takes no step, which would not be counted
+        # large, so that the teachers of FedDF differ: a student that equals them takes no step, and none is counted
         delta = 1e-2 * torch.randn(len(model.vector), generator=generator)
         arrivals.append(Arrival(Update(Job(client, 0, 0), delta, model.buffers, 50), 0, model))
     return arrivals

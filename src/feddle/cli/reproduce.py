@@ -1,10 +1,11 @@
 """`feddle reproduce`: a table or figure of the paper as a grid of runs."""
 
+import re
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from feddle.report.numbers import counted, duration
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
     from feddle.grids.cells import Ended, Planned, Task
-    from feddle.grids.grid import Cell, Grid
+    from feddle.grids.grid import Grid
     from feddle.run.trackers import TrackerName
 
 
@@ -28,22 +29,19 @@ if TYPE_CHECKING:  # these import torch, which takes a second or two
 class Order:
     """The options of the command that say how to run the cells."""
 
-    seeds: Sequence[int]
     overrides: Sequence[str]
-    jobs: int | None
     quick: bool
+    seeds: Sequence[int]
+    jobs: int | None
     quiet: bool
     track: tuple["TrackerName", ...]
 
 
 def _seeds(_: click.Context, __: click.Parameter, text: str) -> list[int]:
-    try:
-        seeds = list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError as error:
-        raise FeddleError(f"--seeds: expected whole numbers such as 0,1,2, but found {text!r}") from error
-    if min(seeds) < 0:
-        raise FeddleError(f"--seeds: expected numbers from 0 up, but found {min(seeds)}")
-    return seeds
+    seeds = names_in(text)
+    if not seeds or not all(re.fullmatch("[0-9]{1,18}", seed) for seed in seeds):
+        raise FeddleError(f"--seeds: expected whole numbers from 0 up, such as 0,1,2, but found {text!r}")
+    return list(dict.fromkeys(map(int, seeds)))
 
 
 @click.command()
@@ -65,6 +63,7 @@ def reproduce(
 
     Finished runs are never run again. To continue stopped runs, give the same command again.
     """
+    from feddle.grids.cells import plan
     from feddle.grids.grid import chosen, load_grid
 
     if table is None:
@@ -72,29 +71,30 @@ def reproduce(
         return
     order = Order(**options)
     grid = load_grid(table, quick=order.quick)
-    picked = chosen(grid, cells, names_in(methods))
+    planned = [plan(cell, order.overrides) for cell in chosen(grid, cells, names_in(methods))]
+    if all(each.refused for each in planned):
+        raise FeddleError(f"-o: {planned[0].reason}")
     if listing:
-        _list_cells(grid, picked, order)
+        _list_cells(grid, planned, order)
     else:
-        _run(grid, picked, order, out or Path("runs") / (table + ("-quick" if order.quick else "")))
+        _run(grid, planned, order, out or Path("runs") / (table + ("-quick" if order.quick else "")))
 
 
-def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> None:
+def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) -> None:
     """Run the cells that are not finished, update the record of the grid, then report."""
     from feddle.grids import runner
     from feddle.grids.cells import is_done
     from feddle.run.simulate import cores
 
-    runner.open_folder(out, grid, quick=order.quick)
+    runner.open_folder(out, grid)
+    planned = _available(planned, quiet=order.quiet)
+    planned = [each.unless(runner.conflict(each, out)) for each in planned]
     command = shlex.join(["feddle", *sys.argv[1:]])
-    planned, conflicts = runner.without_conflicts(_fetched(_planned(picked, order), quiet=order.quiet), out)
-    count = len(order.seeds) * sum(each.config is not None for each in planned)
-    jobs = min(order.jobs or cores(), max(count, 1))
-    spare = cores() // jobs
-    tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
-    runner.keep(out, grid, planned, quick=order.quick, command=command)
-    for text in (*_left_out(planned), *conflicts):
+    runner.keep(out, grid, planned, command)
+    for text in _left_out(planned):
         click.echo(error_line(text), err=True)
+    jobs = order.jobs or cores()
+    tasks = runner.tasks_of(planned, order.seeds, out, jobs, order.track)
     waiting = [task for task in tasks if not is_done(task)]
     failed: list[tuple[Task, Ended]] = []
     try:
@@ -104,32 +104,17 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> Non
                 failed = runner.run_tasks(waiting, jobs, display)
     except KeyboardInterrupt:
         stop(f"interrupted; the runs so far are in {out}; the same command continues them", code=130)
-    runner.keep(out, grid, runner.with_reasons(planned, failed), quick=order.quick, command=command)
-    _report(failed, out)
-
-
-def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
-    """The plans of the cells. An override that no cell accepts is an error."""
-    from feddle.grids.cells import plan
-
-    planned = [plan(cell, order.overrides) for cell in picked]
-    if all(each.refused for each in planned):
-        raise FeddleError(f"-o: {planned[0].reason}")
-    return planned
-
-
-def _report(failed: "Sequence[tuple[Task, Ended]]", out: Path) -> None:
-    """Show the results; the command fails if a run did not finish."""
+    not_begun = {task.name: ended.reason for task, ended in failed if not ended.begun}
+    runner.keep(out, grid, [each.unless(not_begun.get(each.cell.name, "")) for each in planned], command)
     for task, ended in failed:
         if ended.details:
             click.echo(f"{task.label}:\n{ended.details}", err=True)
     report_on([out], out / REPORT)
-    stopped = sum(ended.begun for _, ended in failed)
-    if stopped:
+    if stopped := sum(ended.begun for _, ended in failed):
         raise FeddleError(f"{stopped} of the runs did not finish, see above; the same command tries again")
 
 
-def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
+def _available(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
     """Fetch data and weights before the display starts; a cell is left out if that fails."""
     reasons: dict[Source[Any], str] = {}
     for source in dict.fromkeys(source for each in planned for source in each.sources):
@@ -137,11 +122,7 @@ def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
             source.fetch(quiet=quiet)
         except FeddleError as error:
             reasons[source] = str(error)
-    result = []
-    for each in planned:
-        reason = next((reasons[source] for source in each.sources if source in reasons), "")
-        result.append(replace(each, config=None, reason=reason) if reason else each)
-    return result
+    return [each.unless(next((reasons[s] for s in each.sources if s in reasons), "")) for each in planned]
 
 
 def _left_out(planned: Sequence["Planned"]) -> list[str]:
@@ -165,32 +146,31 @@ def _list_tables() -> None:
     click.echo("`feddle reproduce TABLE --list` lists the cells of a table")
 
 
-def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
+def _list_cells(grid: "Grid", planned: Sequence["Planned"], order: Order) -> None:
     from feddle.grids.estimate import core_seconds
     from feddle.grids.grid import glossary
     from feddle.run.simulate import cores
 
-    planned = _planned(picked, order)
     click.echo(f"{grid.title}. {grid.note}".rstrip())
     if meanings := glossary(grid):
         click.echo("In the names " + ", ".join(f"{short} is {words}" for short, words in meanings.items()) + ".")
     rows, times = [], []
     notes: dict[str, int] = {}
     for each in planned:
-        reason, seconds = each.reason, None
+        seconds = None
         try:
-            seconds = core_seconds(each)
+            seconds = core_seconds(each.config) if each.config else None
         except FeddleError as error:  # its model cannot be built here
-            reason = str(error)
+            each = each.unless(str(error))
         times += [] if seconds is None else [seconds]
         paper = "" if each.cell.paper is None else f"{each.cell.paper[0]:.1f} ± {each.cell.paper[1]:.1f}"
-        note = f"left out: {reason}" if reason else each.substitute
+        note = f"left out: {each.reason}" if each.reason else each.substitute
         number = f"({notes.setdefault(note, len(notes) + 1)})" if note else ""
         rows.append((each.cell.name, paper, duration(seconds), number))
     print_table(("cell", "paper", "one core", "note"), rows)
     for note, place in notes.items():
         click.echo(f"({place}) {note}")
     runs = len(order.seeds) * len(times)
-    at_once = min(order.jobs or cores(), max(runs, 1))
+    at_once = max(min(order.jobs or cores(), runs), 1)
     time = duration(len(order.seeds) * sum(times) / at_once)
     click.echo(f"{runs} runs, about {time} with {at_once} at a time, by a short measurement on this machine")

@@ -1,8 +1,6 @@
 """`feddle reproduce`: a table or figure of the paper as a grid of runs."""
 
 import re
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feddle.cli.display import GridDisplay, error_line, print_table, stop
-from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, track_option
+from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, this_command, track_option
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
 from feddle.data.source import Source
@@ -89,8 +87,7 @@ def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) ->
     runner.open_folder(out, grid)
     planned = _available(planned, quiet=order.quiet)
     planned = [each.unless(runner.conflict(each, out)) for each in planned]
-    command = shlex.join(["feddle", *sys.argv[1:]])
-    runner.keep(out, grid, planned, command)
+    runner.keep(out, grid, planned, this_command())
     for text in _left_out(planned):
         click.echo(error_line(text), err=True)
     jobs = order.jobs or cores()
@@ -105,7 +102,7 @@ def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) ->
     except KeyboardInterrupt:
         stop(f"interrupted; the runs so far are in {out}; the same command continues them", code=130)
     not_begun = {task.name: ended.reason for task, ended in failed if not ended.begun}
-    runner.keep(out, grid, [each.unless(not_begun.get(each.cell.name, "")) for each in planned], command)
+    runner.keep(out, grid, [each.unless(not_begun.get(each.cell.name, "")) for each in planned], this_command())
     for task, ended in failed:
         if ended.details:
             click.echo(f"{task.label}:\n{ended.details}", err=True)

@@ -45,7 +45,7 @@ lint: $(VENV)/dev ## check format, lint, types and layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(VENV)/dev ## measure speed and print ratios
+bench: $(VENV)/dev ## measure speed, as ratios, and the cost of a round at the server
 	@$(BIN)/python bench/step.py
 	@$(BIN)/python bench/search.py
 	@$(BIN)/python bench/denormals.py
@@ -54,6 +54,7 @@ bench: $(VENV)/dev ## measure speed and print ratios
 	@$(BIN)/python bench/scale.py
 	@$(BIN)/python bench/wall.py
 	@$(BIN)/python bench/peers.py
+	@$(BIN)/python bench/server_cost.py
 
 docs: $(VENV)/docs ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

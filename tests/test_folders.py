@@ -24,7 +24,6 @@ COMMANDS = {
     "run": ["run", "FILE", "-q"],
     "compare": ["compare", "FILE", "-q"],
     "reproduce": ["reproduce", TABLE, "--quick", "--cells", "cnn/fashion-mnist/dir0.1/sigma20/fedbuff", "-q"],
-    "server-cost": ["reproduce", "server-cost"],
 }
 
 
@@ -61,18 +60,16 @@ def held(kind: str, folder: Path, file: Path) -> None:
     elif kind == "comparison":
         assert run_feddle("compare", file, "-q", "--methods", "fedbuff", "--out", folder).code == 0
     else:
-        names = {"grid": "grid.json", "federation": "config.yaml", "cost table": "costs.json"}
+        names = {"grid": "grid.json", "federation": "config.yaml"}
         folder.mkdir()
         text = '{"grid": "atlas-size", "quick": false, "cells": {}}' if kind == "grid" else "federation: {}"
         (folder / names[kind]).write_text(text)
 
 
-KINDS = ["stopped run", "run", "comparison", "grid", "federation", "cost table"]
+KINDS = ["stopped run", "run", "comparison", "grid", "federation"]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [pair for pair in product(COMMANDS, KINDS) if pair != ("server-cost", "cost table")]
-)
+@pytest.mark.parametrize(("name", "kind"), list(product(COMMANDS, KINDS)))
 def test_a_folder_belongs_to_what_was_started_in_it(name: str, kind: str, tmp_path: Path, file: Path) -> None:
     out = tmp_path / "out"
     held(kind, out, file)

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,10 @@ from command import Said, run_feddle, run_process
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.data.datasets import named
-from feddle.grids.cells import Ended, Task, config_hash, has_other_config, plan, run_task
-from feddle.grids.cost import measure
+from feddle.grids.cells import Ended, Planned, Task, config_hash, plan, run_task
 from feddle.grids.estimate import core_seconds
 from feddle.grids.grid import chosen, load_grid, names, paper, words
-from feddle.grids.runner import keep, open_folder, run_tasks
+from feddle.grids.runner import conflict, keep, open_folder, run_tasks
 from feddle.records import read_cell, read_run
 from feddle.report.files import export, to_csv, to_latex, to_markdown
 from feddle.report.grid import Grid, read_grid
@@ -187,9 +187,9 @@ def test_the_hash_of_a_config_is_of_what_is_computed() -> None:
 def test_the_estimate_grows_with_the_work() -> None:
     def seconds(*overrides: str) -> float:
         cell = next(c for c in load_grid("async-sync", quick=True).cells if c.name.endswith("fedbuff"))
-        found = core_seconds(plan(cell, overrides))
-        assert found is not None
-        return found - 3
+        config = plan(cell, overrides).config
+        assert config is not None
+        return core_seconds(config) - 3
 
     assert seconds("rounds=48") == pytest.approx(2 * seconds(), rel=0.01)
 
@@ -224,11 +224,11 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     assert reproduce(out).code == 0
     assert json.loads(runs[0].read_bytes())["accuracy"] == accuracy
     other = reproduce(out, rounds=6)
-    assert "not run, because its folder has runs with another config" in other.text
+    assert "left out, 1 cell: its folder has runs with another config; remove " in other.text
     assert "rounds=4" in other.text  # the page still describes the runs that are there
     assert "rounds=6" not in other.text
     one_more = reproduce(out, "--seeds", "1", rounds=6)
-    assert "not run, because its folder has runs with another config" in one_more.text
+    assert "left out, 1 cell: its folder has runs with another config; remove " in one_more.text
     assert sorted(out.glob("**/result.json")) == runs
     broken = reproduce(out, **{"data.name": "celeba"})  # the cells are not available now, but were
     assert "left out, 2 cells" in broken.text
@@ -300,9 +300,10 @@ def test_a_cell_with_another_config_is_never_continued(tmp_path: Path) -> None:
     stopped = task_in(tmp_path / "cell" / "seed0")
     stopped.folder.mkdir(parents=True)
     RunFolder(stopped.folder).begin(stopped.config)  # stopped before its record was written
-    assert not has_other_config(tmp_path / "cell", stopped.config)
-    assert not has_other_config(tmp_path / "cell", tiny(workers=0, seed=1))
-    assert has_other_config(tmp_path / "cell", tiny(workers=0, rounds=9))
+    cell = replace(load_grid(CNN).cells[0], name="cell")
+    assert conflict(Planned(cell, stopped.config), tmp_path) == ""
+    assert conflict(Planned(cell, tiny(workers=0, seed=1)), tmp_path) == ""
+    assert f"remove {tmp_path / 'cell'} to run it again" in conflict(Planned(cell, tiny(workers=0, rounds=9)), tmp_path)
 
 
 def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path: Path) -> None:
@@ -380,8 +381,8 @@ def test_two_commands_may_fill_one_folder(tmp_path: Path) -> None:
     grid = load_grid(CNN)
     first, second = ([plan(cell)] for cell in grid.cells[:2])
     for planned in (first, second, first):  # the first ends after the second has begun
-        keep(tmp_path, grid, planned, quick=False, command=planned[0].cell.name)
-    held = open_folder(tmp_path, grid, quick=False)
+        keep(tmp_path, grid, planned, command=planned[0].cell.name)
+    held = open_folder(tmp_path, grid)
     assert list(held["cells"]) == held["asked"] == [cell.name for cell in grid.cells[:2]]
 
 
@@ -389,13 +390,13 @@ def test_two_commands_may_fill_one_folder(tmp_path: Path) -> None:
 def test_a_damaged_record_of_a_grid_is_told_in_one_line(tmp_path: Path, cells: str) -> None:
     (tmp_path / "grid.json").write_text(f'{{"grid": "{CNN}", "quick": true{cells}}}')
     with pytest.raises(FeddleError, match="remove that file and give the command again"):
-        open_folder(tmp_path, load_grid(CNN), quick=True)
+        open_folder(tmp_path, load_grid(CNN, quick=True))
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text("[]")
     with pytest.raises(FeddleError, match="is damaged"):
-        open_folder(tmp_path, load_grid(CNN), quick=True)
+        open_folder(tmp_path, load_grid(CNN, quick=True))
     with pytest.raises(FeddleError, match="run the command again, which keeps the runs"):
         read_grid(tmp_path)
 
@@ -646,20 +647,3 @@ def test_a_tracker_that_is_not_installed_is_named(name: Any, tmp_path: Path, mon
         tracking([name], tmp_path, Config(), print),
     ):
         pass
-
-
-# What the server pays
-
-
-def test_merging_adapters_costs_the_server_next_to_nothing() -> None:
-    cost = measure("fedavg")
-    size = 4 * (12 * 49_152 + 768 * 10 + 10)  # bytes of the adapters of twelve layers and of the head
-    assert cost["gflops"] == pytest.approx(2 * 50 * size / 4e9, rel=0.01)  # a product and a sum for each number
-    assert cost["cache_mb"] == pytest.approx(343.2 + size / 1e6, rel=0.01)
-
-
-@pytest.mark.slow
-def test_the_cost_of_fine_tuning_is_the_papers() -> None:
-    cost = measure("fed+ft")
-    assert cost["gflops"] == pytest.approx(cost["paper_gflops"], rel=0.1)
-    assert cost["cache_mb"] == pytest.approx(cost["paper_cache_mb"], rel=0.05)

@@ -30,7 +30,6 @@ COMPARISON = "compare.yaml"  # the config of each method
 GRID = "grid.json"  # GridRecord
 GRID_LOCK = ".grid.lock"
 CELL = "cell.json"  # CellRecord, in each run folder
-COSTS = "costs.json"  # of the table server-cost, which has no runs
 
 _LARGEST = 10**30  # larger numbers would overflow in a chart
 _LONGEST = 200  # characters of a reason, which may hold the text of a client

@@ -1,16 +1,15 @@
 """`feddle federation`: a real federation on Flower."""
 
-import shlex
 import shutil
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from feddle.cli.display import FederationDisplay
-from feddle.cli.options import PATH, folder_argument, overrides_option
+from feddle.cli.options import PATH, folder_argument, overrides_option, this_command
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.records import REPORT
@@ -39,6 +38,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
     """
     from feddle.flower import require_flower
     from feddle.run.folder import RunFolder
+    from feddle.run.load import parse_override
 
     require_flower()
     from feddle.flower.local import LocalFederation
@@ -51,31 +51,25 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
             raise FeddleError(f"{out} holds a federation that is finished; name another folder with --out")
         report_on([out], out / REPORT)  # it was stopped just before its page was written
         return
-    settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **_settings(overrides)}
-    settings |= {"out": str(out.resolve())}
+    given = dict(map(parse_override, overrides))
+    if "out" in given:
+        raise FeddleError("-o out: expected the run folder as --out; use --out DIR")
+    settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **given, "out": str(out.resolve())}
     check_settings(app_folder or APP, settings)
-    again = _command(nodes, out, app_folder, overrides)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with FederationDisplay(out, quiet=quiet, since=time.time()) as display:
         try:
             display.say(f"starting a SuperLink and {nodes} SuperNodes, with TLS and authentication")
             with LocalFederation(out / "flower", nodes, app=app_folder or APP) as local:
                 display.say(f"SuperLink at {local.address}; logs in {local.logs}")
-                _follow(local, local.start_run(settings), display, again)
+                _follow(local, local.start_run(settings), display)
         except KeyboardInterrupt:
-            display.say(f"all processes are stopped; to continue: {again}")
+            display.say(f"all processes are stopped; to continue: {this_command()}")
             raise
     report_on([out], out / REPORT)
 
 
-def _command(nodes: int, out: Path, app_folder: Path | None, overrides: tuple[str, ...]) -> str:
-    """The command that continues the run: with other settings, its checkpoint would be refused."""
-    app = [] if app_folder is None else ["--app", str(app_folder)]
-    settings = [part for override in overrides for part in ("-o", override)]
-    return shlex.join(["feddle", "federation", "up", "--nodes", str(nodes), "--out", str(out), *app, *settings])
-
-
-def _follow(local: "LocalFederation", run: int, display: FederationDisplay, again: str) -> None:
+def _follow(local: "LocalFederation", run: int, display: FederationDisplay) -> None:
     """Show a run until it is finished."""
     asked = time.monotonic()
     while not display.is_finished():
@@ -86,26 +80,13 @@ def _follow(local: "LocalFederation", run: int, display: FederationDisplay, agai
         local.keep_up()
         try:
             status, asked = local.run_status(run), time.monotonic()
+            if status.startswith("finished") and not display.is_finished():
+                errors = [line for line in local.run_log(run).splitlines() if "Error: " in line]
+                words = errors[-1].partition("Error: ")[2] if errors else "see the logs"
+                raise FeddleError(f"the ServerApp ended ({status}): {words}")
         except FeddleError as error:
-            raise StoppedError(f"{error}; to continue once that is fixed: {again}") from error
-        if status.startswith("finished") and not display.is_finished():
-            words = _last_words(local.run_log(run))
-            raise StoppedError(f"the ServerApp ended ({status}): {words}; to continue once that is fixed: {again}")
+            raise StoppedError(f"{error}; to continue once that is fixed: {this_command()}") from error
     display.refresh()
-
-
-def _last_words(log: str) -> str:
-    errors = [line for line in log.splitlines() if "Error: " in line]
-    return errors[-1].partition("Error: ")[2] if errors else "see the logs"
-
-
-def _settings(overrides: tuple[str, ...]) -> dict[str, Any]:
-    from feddle.run.load import parse_override
-
-    settings = dict(map(parse_override, overrides))
-    if "out" in settings:
-        raise FeddleError("-o out: expected the run folder as --out; use --out DIR")
-    return settings
 
 
 @federation.command()

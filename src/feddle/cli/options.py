@@ -1,5 +1,7 @@
 """Options and arguments that several commands share."""
 
+import shlex
+import sys
 from pathlib import Path
 
 import click
@@ -18,3 +20,8 @@ track_option = click.option(
 def names_in(text: str) -> list[str]:
     """The names in a list that is separated by commas, each once."""
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def this_command() -> str:
+    """The command line that was given, which continues what it started."""
+    return shlex.join(["feddle", *sys.argv[1:]])

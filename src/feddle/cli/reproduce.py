@@ -1,66 +1,45 @@
 """`feddle reproduce`: a table or figure of the paper as a grid of runs."""
 
-import shlex
-import sys
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from feddle.cli.display import GridDisplay, error_line, print_table, stop
-from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, track_option
+from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, this_command, track_option
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
 from feddle.data.source import Source
-from feddle.records import COSTS, REPORT, read_mapping, write_record
-from feddle.report.files import csv_text
-from feddle.report.markup import element
+from feddle.records import REPORT
 from feddle.report.numbers import counted, duration
-from feddle.report.page import commands_section, document, html_table, write_document
-from feddle.report.tables import Entry, Row, Table
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
     from feddle.grids.cells import Ended, Planned, Task
-    from feddle.grids.grid import Cell, Grid
+    from feddle.grids.grid import Grid
     from feddle.run.trackers import TrackerName
-
-
-_COST_HEADS = ("method", "GFLOPs", "paper", "cached MB", "paper")
-_ABOUT_COST = (
-    "The paper’s setting: ViT-B/16 with rank-4 adapters in every linear layer, 1000 clients, 50 updates per round"
-    " without delays, atlas and buffer of 100. Methods that train at the server process 10,000 images per round (1000"
-    " images, 10 epochs, batches of 32). GFLOPs: counted while each method merges; a multiplication and an addition are"
-    " two operations. Matrix products, sums and scalings are counted; normalisation and activations are not. Cached MB:"
-    " the whole network and the state of the method between rounds, at its largest. An update has the adapters and the"
-    " head (2.4 MB); for CA2FL the paper counts the whole network instead. Feddle holds 100 adapters here; the paper’s"
-    " text says 50, its setting 100. FedDF evaluates each teacher once per image and round; the paper’s number fits one"
-    " evaluation per epoch. FedBuff keeps the sum of its buffer, not the updates."
-)
 
 
 @dataclass(frozen=True)
 class Order:
     """The options of the command that say how to run the cells."""
 
-    seeds: Sequence[int]
     overrides: Sequence[str]
-    jobs: int | None
     quick: bool
+    seeds: Sequence[int]
+    jobs: int | None
     quiet: bool
     track: tuple["TrackerName", ...]
 
 
 def _seeds(_: click.Context, __: click.Parameter, text: str) -> list[int]:
-    try:
-        seeds = list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError as error:
-        raise FeddleError(f"--seeds: expected whole numbers such as 0,1,2, but found {text!r}") from error
-    if min(seeds) < 0:
-        raise FeddleError(f"--seeds: expected numbers from 0 up, but found {min(seeds)}")
-    return seeds
+    seeds = names_in(text)
+    if not seeds or not all(re.fullmatch("[0-9]{1,18}", seed) for seed in seeds):
+        raise FeddleError(f"--seeds: expected whole numbers from 0 up, such as 0,1,2, but found {text!r}")
+    return list(dict.fromkeys(map(int, seeds)))
 
 
 @click.command()
@@ -82,39 +61,37 @@ def reproduce(
 
     Finished runs are never run again. To continue stopped runs, give the same command again.
     """
+    from feddle.grids.cells import plan
     from feddle.grids.grid import chosen, load_grid
 
     if table is None:
         _list_tables()
         return
-    if table == "server-cost":
-        _show_server_cost(out or Path("runs/server-cost"), listing=listing)
-        return
     order = Order(**options)
     grid = load_grid(table, quick=order.quick)
-    picked = chosen(grid, cells, names_in(methods))
+    planned = [plan(cell, order.overrides) for cell in chosen(grid, cells, names_in(methods))]
+    if all(each.refused for each in planned):
+        raise FeddleError(f"-o: {planned[0].reason}")
     if listing:
-        _list_cells(grid, picked, order)
+        _list_cells(grid, planned, order)
     else:
-        _run(grid, picked, order, out or Path("runs") / (table + ("-quick" if order.quick else "")))
+        _run(grid, planned, order, out or Path("runs") / (table + ("-quick" if order.quick else "")))
 
 
-def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> None:
+def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) -> None:
     """Run the cells that are not finished, update the record of the grid, then report."""
     from feddle.grids import runner
     from feddle.grids.cells import is_done
     from feddle.run.simulate import cores
 
-    runner.open_folder(out, grid, quick=order.quick)
-    command = shlex.join(["feddle", *sys.argv[1:]])
-    planned, conflicts = runner.without_conflicts(_fetched(_planned(picked, order), quiet=order.quiet), out)
-    count = len(order.seeds) * sum(each.config is not None for each in planned)
-    jobs = min(order.jobs or cores(), max(count, 1))
-    spare = cores() // jobs
-    tasks = runner.tasks_of(planned, order.seeds, out, spare if spare > 1 else 0, order.track)
-    runner.keep(out, grid, planned, quick=order.quick, command=command)
-    for text in (*_left_out(planned), *conflicts):
+    runner.open_folder(out, grid)
+    planned = _available(planned, quiet=order.quiet)
+    planned = [each.unless(runner.conflict(each, out)) for each in planned]
+    runner.keep(out, grid, planned, this_command())
+    for text in _left_out(planned):
         click.echo(error_line(text), err=True)
+    jobs = order.jobs or cores()
+    tasks = runner.tasks_of(planned, order.seeds, out, jobs, order.track)
     waiting = [task for task in tasks if not is_done(task)]
     failed: list[tuple[Task, Ended]] = []
     try:
@@ -124,32 +101,17 @@ def _run(grid: "Grid", picked: Sequence["Cell"], order: Order, out: Path) -> Non
                 failed = runner.run_tasks(waiting, jobs, display)
     except KeyboardInterrupt:
         stop(f"interrupted; the runs so far are in {out}; the same command continues them", code=130)
-    runner.keep(out, grid, runner.with_reasons(planned, failed), quick=order.quick, command=command)
-    _report(failed, out)
-
-
-def _planned(picked: Sequence["Cell"], order: Order) -> list["Planned"]:
-    """The plans of the cells. An override that no cell accepts is an error."""
-    from feddle.grids.cells import plan
-
-    planned = [plan(cell, order.overrides) for cell in picked]
-    if all(each.refused for each in planned):
-        raise FeddleError(f"-o: {planned[0].reason}")
-    return planned
-
-
-def _report(failed: "Sequence[tuple[Task, Ended]]", out: Path) -> None:
-    """Show the results; the command fails if a run did not finish."""
+    not_begun = {task.name: ended.reason for task, ended in failed if not ended.begun}
+    runner.keep(out, grid, [each.unless(not_begun.get(each.cell.name, "")) for each in planned], this_command())
     for task, ended in failed:
         if ended.details:
             click.echo(f"{task.label}:\n{ended.details}", err=True)
     report_on([out], out / REPORT)
-    stopped = sum(ended.begun for _, ended in failed)
-    if stopped:
+    if stopped := sum(ended.begun for _, ended in failed):
         raise FeddleError(f"{stopped} of the runs did not finish, see above; the same command tries again")
 
 
-def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
+def _available(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
     """Fetch data and weights before the display starts; a cell is left out if that fails."""
     reasons: dict[Source[Any], str] = {}
     for source in dict.fromkeys(source for each in planned for source in each.sources):
@@ -157,11 +119,7 @@ def _fetched(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:
             source.fetch(quiet=quiet)
         except FeddleError as error:
             reasons[source] = str(error)
-    result = []
-    for each in planned:
-        reason = next((reasons[source] for source in each.sources if source in reasons), "")
-        result.append(replace(each, config=None, reason=reason) if reason else each)
-    return result
+    return [each.unless(next((reasons[s] for s in each.sources if s in reasons), "")) for each in planned]
 
 
 def _left_out(planned: Sequence["Planned"]) -> list[str]:
@@ -180,74 +138,36 @@ def _list_tables() -> None:
     for grid in map(load_grid, names()):
         available = sum(plan(cell).config is not None for cell in grid.cells)
         rows.append((grid.name, grid.title, str(len(grid.cells)), str(available)))
-    rows.append(("server-cost", "What a round costs the server", "8", "8"))
     print_table(("table", "title", "cells", "here"), rows)
     click.echo("here: number of cells with data and model available on this machine")
     click.echo("`feddle reproduce TABLE --list` lists the cells of a table")
 
 
-def _list_cells(grid: "Grid", picked: Sequence["Cell"], order: Order) -> None:
+def _list_cells(grid: "Grid", planned: Sequence["Planned"], order: Order) -> None:
     from feddle.grids.estimate import core_seconds
     from feddle.grids.grid import glossary
     from feddle.run.simulate import cores
 
-    planned = _planned(picked, order)
     click.echo(f"{grid.title}. {grid.note}".rstrip())
     if meanings := glossary(grid):
         click.echo("In the names " + ", ".join(f"{short} is {words}" for short, words in meanings.items()) + ".")
     rows, times = [], []
     notes: dict[str, int] = {}
     for each in planned:
-        reason, seconds = each.reason, None
+        seconds = None
         try:
-            seconds = core_seconds(each)
+            seconds = core_seconds(each.config) if each.config else None
         except FeddleError as error:  # its model cannot be built here
-            reason = str(error)
+            each = each.unless(str(error))
         times += [] if seconds is None else [seconds]
         paper = "" if each.cell.paper is None else f"{each.cell.paper[0]:.1f} ± {each.cell.paper[1]:.1f}"
-        note = f"left out: {reason}" if reason else each.substitute
+        note = f"left out: {each.reason}" if each.reason else each.substitute
         number = f"({notes.setdefault(note, len(notes) + 1)})" if note else ""
         rows.append((each.cell.name, paper, duration(seconds), number))
     print_table(("cell", "paper", "one core", "note"), rows)
     for note, place in notes.items():
         click.echo(f"({place}) {note}")
     runs = len(order.seeds) * len(times)
-    at_once = min(order.jobs or cores(), max(runs, 1))
+    at_once = max(min(order.jobs or cores(), runs), 1)
     time = duration(len(order.seeds) * sum(times) / at_once)
     click.echo(f"{runs} runs, about {time} with {at_once} at a time, by a short measurement on this machine")
-
-
-def _show_server_cost(out: Path, *, listing: bool) -> None:
-    """What a round costs the server: count what has not been counted, print it, and write it as a page and as CSV."""
-    from feddle.grids.cost import METHODS, measure
-    from feddle.run.folder import check_free
-
-    if listing:
-        click.echo(f"server-cost counts the merges of {', '.join(METHODS)}. It takes a few minutes on one core.")
-        return
-    check_free(out, "cost table")
-    known = read_mapping(out / COSTS)
-    out.mkdir(parents=True, exist_ok=True)
-    for method in METHODS:
-        if method not in known:
-            click.echo(f"counting {method}", err=True)
-            known[method] = measure(method)
-            write_record(out / COSTS, known, indent=1)
-    rows = [_cost_texts(known[method]) for method in METHODS]
-    print_table(_COST_HEADS, rows)
-    write_document(csv_text(list(known.values())), out / "server-cost.csv")
-    click.echo(f"Report: {write_document(_cost_page(rows), out / REPORT)}")
-
-
-def _cost_texts(cost: dict[str, float]) -> tuple[str, ...]:
-    numbers = (cost[key] for key in ("gflops", "paper_gflops", "cache_mb", "paper_cache_mb"))
-    return (str(cost["method"]), *(f"{number:,.0f}" if number >= 10 else f"{number:.2g}" for number in numbers))
-
-
-def _cost_page(rows: list[tuple[str, ...]]) -> str:
-    shown = [Row(method, list(map(Entry, _COST_HEADS[1:], texts))) for method, *texts in rows]
-    table = html_table(Table("Method", _COST_HEADS[1:], shown), [_ABOUT_COST], " cells")
-    title = "What a round costs the server"
-    header = element("header", element("h1", title), element("p", "Our numbers and the paper’s.", class_="lead"))
-    again = commands_section([("", "feddle reproduce server-cost")])
-    return document(title, [header, element("section", table), again])

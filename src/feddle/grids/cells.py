@@ -4,7 +4,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -50,6 +50,10 @@ class Planned:
         """The data and weights that it reads."""
         return [] if self.config is None else self.config.sources()
 
+    def unless(self, reason: str) -> "Planned":
+        """The same cell, left out if there is a reason."""
+        return replace(self, config=None, reason=reason) if reason else self
+
 
 def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
     """Check the config of a cell, and that its data and model are available."""
@@ -72,13 +76,12 @@ def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
         return Planned(cell, None, _WAITS, refused=True)
     if any(reasons):
         return Planned(cell, None, next(filter(None, reasons)))
-    keys = {text: text.partition("=")[0] for text in overrides}
     # where files are and how a cell is run do not change its setting
-    changed = [text for text, key in keys.items() if not key.endswith("folder") and key.partition(".")[0] not in _HOW]
+    setting = [key for key in given if not key.endswith("folder") and key.partition(".")[0] not in _HOW]
     used, substitute = config.data.server.name, ""
     if used and cell.outside and used != cell.outside[0]:
         substitute = f"{title_of(used)} guides instead of {title_of(cell.outside[0])}"
-    return Planned(cell, config, substitute=substitute, changed=tuple(changed))
+    return Planned(cell, config, substitute=substitute, changed=tuple(f"{key}={given[key]}" for key in setting))
 
 
 def _guide(cell: Cell, given: Mapping[str, str]) -> str:
@@ -196,14 +199,6 @@ def clock(task: Task, run: Run[Simulation] | None) -> list[int]:
         lengths.append(1 + max(waiting))
         jobs |= {client: jobs.get(client, 0) + 1 for client in asked}
     return list(accumulate(lengths))
-
-
-def has_other_config(place: Path, config: Config) -> bool:
-    """Whether the folder of a cell has runs with another config."""
-    runs = sorted(path.parent for path in place.glob(f"seed*/{CONFIG}"))
-    # a run that was stopped early has no record yet
-    kept = [read_cell(run).get("config") or config_hash(RunFolder(run).config()) for run in runs]
-    return bool(set(kept) - {config_hash(config)})
 
 
 def _record(task: Task) -> CellRecord:

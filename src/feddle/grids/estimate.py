@@ -11,7 +11,6 @@ import torch
 from torch.nn import functional as F
 
 from feddle.data.datasets import contents_of
-from feddle.grids.cells import Planned
 from feddle.methods.center import CenterOptions
 from feddle.methods.convex import ConvexOptions
 from feddle.methods.fedavg import FedAvgOptions
@@ -29,11 +28,8 @@ _START = 3.0  # seconds until the first round, to start a process and read the d
 _UNKNOWN = (50_000, 10_000, 10)  # assumed train and test images and classes of a data set that is not in the catalogue
 
 
-def core_seconds(planned: Planned) -> float | None:
-    """The approximate time of one run of a cell on one core; None if the cell is left out."""
-    config = planned.config
-    if config is None:
-        return None
+def core_seconds(config: Config) -> float:
+    """The approximate time of a run on one core."""
     held = contents_of(config.data.name)
     train, test, classes = _UNKNOWN if held is None else (held.train, held.test, held.num_classes)
     step, evaluation = _measured(config.model.model_dump_json(), config.data.image_size, config.data.channels, classes)

@@ -35,6 +35,7 @@ class Grid:
     """A table or figure: its axes, the last of which gives the rows, and its cells."""
 
     name: str
+    quick: bool  # a small network and short runs, which give no results
     title: str
     note: str
     axes: Mapping[str, tuple[Value, ...]]
@@ -64,7 +65,7 @@ def load_grid(name: str, *, quick: bool = False) -> Grid:
         cell = _cell(table, name, whole, key, quick=quick)
         cells.setdefault(cell.name, cell)
     note, figure = table.get("note", ""), tuple(table.get("figure", ()))
-    return Grid(name, table["title"], note, axes, figure, tuple(cells.values()))
+    return Grid(name, quick, table["title"], note, axes, figure, tuple(cells.values()))
 
 
 def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cell]:

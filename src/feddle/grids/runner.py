@@ -3,7 +3,6 @@
 import multiprocessing
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import product
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -13,11 +12,12 @@ from typing import Any, Protocol
 from filelock import FileLock
 
 from feddle.core.errors import FeddleError
-from feddle.grids.cells import Ended, Planned, Task, described, has_other_config, is_done, work
+from feddle.grids.cells import Ended, Planned, Task, config_hash, described, is_done, work
 from feddle.grids.grid import Grid, words
-from feddle.records import CONFIG, GRID, GRID_LOCK, GridRecord, read_grid_record, write_record
-from feddle.run.folder import check_free
+from feddle.records import CONFIG, GRID, GRID_LOCK, GridRecord, read_cell, read_grid_record, write_record
+from feddle.run.folder import RunFolder, check_free
 from feddle.run.run import Line
+from feddle.run.simulate import cores
 from feddle.run.trackers import TrackerName
 
 
@@ -35,19 +35,15 @@ class Display(Protocol):
 
 
 def tasks_of(
-    planned: Iterable[Planned],
-    seeds: Sequence[int],
-    out: Path,
-    workers: int | None,
-    track: tuple[TrackerName, ...] = (),
+    planned: Iterable[Planned], seeds: Sequence[int], out: Path, jobs: int, track: tuple[TrackerName, ...] = ()
 ) -> list[Task]:
     """A run for each available cell and each seed. Seed by seed, so that a whole table is complete early."""
+    runs = [(each.cell, each.config, seed) for seed, each in product(seeds, planned) if each.config is not None]
+    spare = cores() // max(min(jobs, len(runs)), 1)
     tasks = []
-    for seed, each in product(seeds, planned):
-        if each.config is not None:
-            config = each.config.model_copy(update={"seed": seed, "workers": workers})
-            folder = out / each.cell.name / f"seed{seed}"
-            tasks.append(Task(each.cell.name, seed, folder, config, each.cell.waits, track))
+    for cell, config, seed in runs:
+        config = config.model_copy(update={"seed": seed, "workers": spare if spare > 1 else 0})
+        tasks.append(Task(cell.name, seed, out / cell.name / f"seed{seed}", config, cell.waits, track))
     return tasks
 
 
@@ -106,7 +102,7 @@ def _receive(pipe: Connection, process: BaseProcess) -> Line | Ended:
     return message
 
 
-def open_folder(out: Path, grid: Grid, *, quick: bool) -> GridRecord:
+def open_folder(out: Path, grid: Grid) -> GridRecord:
     """The record of the grid in a folder, or an empty one. A folder with another grid is refused."""
     check_free(out, "grid")
     if not (out / GRID).exists():
@@ -119,7 +115,7 @@ def open_folder(out: Path, grid: Grid, *, quick: bool) -> GridRecord:
             f"{out / GRID} is damaged ({type(error).__name__} {error}); remove that file and give the command again, "
             "which keeps the runs, or name another folder with --out"
         ) from error
-    if kind != (grid.name, quick):
+    if kind != (grid.name, grid.quick):
         word = "quick runs" if kind[1] else "full runs"
         raise FeddleError(
             f"{out} holds {word} of {kind[0]}, which are never mixed with others; name another folder with --out"
@@ -127,24 +123,27 @@ def open_folder(out: Path, grid: Grid, *, quick: bool) -> GridRecord:
     return held
 
 
-def without_conflicts(planned: Sequence[Planned], out: Path) -> tuple[list[Planned], list[str]]:
-    """The cells that can be run in a folder, and messages about those that it has with another config."""
-    found = [e.cell.name for e in planned if e.config and has_other_config(out / e.cell.name, e.config)]
-    messages = [
-        f"{name}: not run, because its folder has runs with another config; "
-        f"remove {out / name} to run it again, or name another folder with --out"
-        for name in found
-    ]
-    return [each for each in planned if each.cell.name not in found], messages
+def conflict(planned: Planned, out: Path) -> str:
+    """Why a cell cannot be run in the folder of its grid: it has runs with another config. Empty if it has none."""
+    place = out / planned.cell.name
+    # a run that was stopped early has no record yet
+    kept = {read_cell(run).get("config") or config_hash(RunFolder(run).config()) for run in _runs(place)}
+    if planned.config is None or kept <= {config_hash(planned.config)}:
+        return ""
+    return f"its folder has runs with another config; remove {place} to run it again, or name another folder with --out"
 
 
-def keep(out: Path, grid: Grid, planned: Sequence[Planned], *, quick: bool, command: str) -> None:
+def _runs(place: Path) -> list[Path]:
+    return sorted(path.parent for path in place.glob(f"seed*/{CONFIG}"))
+
+
+def keep(out: Path, grid: Grid, planned: Sequence[Planned], command: str) -> None:
     """Add these cells to the grid's record."""
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / GRID_LOCK):  # another command may run cells in the same folder
-        held = open_folder(out, grid, quick=quick)
-        ran = {name for name in held["cells"] if any((out / name).glob(f"seed*/{CONFIG}"))}
+        held = open_folder(out, grid)
         # a cell that was run stays in the tables even if its data is missing now
+        ran = {name for name in held["cells"] if _runs(out / name)}
         new = {each.cell.name: described(each) for each in planned if each.config or each.cell.name not in ran}
         cells = {**held["cells"], **new}
         record: GridRecord = {
@@ -153,14 +152,8 @@ def keep(out: Path, grid: Grid, planned: Sequence[Planned], *, quick: bool, comm
             "note": grid.note,
             "figure": list(grid.figure),
             "axes": {axis: [{"value": v, "words": words(axis, v)} for v in each] for axis, each in grid.axes.items()},
-            "quick": quick,
+            "quick": grid.quick,
             "asked": list(dict.fromkeys([*held.get("asked", []), command])),
             "cells": {cell.name: cells[cell.name] for cell in grid.cells if cell.name in cells},
         }
         write_record(out / GRID, record, indent=1)
-
-
-def with_reasons(planned: Sequence[Planned], failed: Sequence[tuple[Task, Ended]]) -> list[Planned]:
-    """The planned cells, with the reason of each that could not be set up."""
-    reasons = {task.name: ended.reason for task, ended in failed if not ended.begun}
-    return [replace(each, reason=reasons.get(each.cell.name, each.reason)) for each in planned]

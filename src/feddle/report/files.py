@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -119,11 +119,7 @@ def to_csv(grid: Grid) -> str:
     """One line for each cell, with all numbers of the page and the marks and warnings that belong to them."""
     axes = list(grid.record["axes"])
     keys = [{axis: cell.entry["key"].get(axis, "") for axis in axes} for cell in grid.cells]
-    return csv_text([{**key, **_columns(grid, cell)} for key, cell in zip(keys, grid.cells, strict=True)])
-
-
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same fields as CSV."""
+    rows = [{**key, **_columns(grid, cell)} for key, cell in zip(keys, grid.cells, strict=True)]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()

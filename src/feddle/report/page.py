@@ -51,19 +51,13 @@ def write_document(text: str, out: Path) -> Path:
 
 
 def page(grids: Sequence[Grid], target: float | None = None, *, live: bool = False) -> str:
-    """The HTML document; with `live` it reloads while runs continue."""
-    parts = [part for grid in grids for part in _grid(grid, target)]
-    return document(headline(grids[0]), parts, refresh=5 if live else None)
-
-
-def document(title: str, parts: Sequence[Markup | None], *, refresh: int | None = None) -> str:
-    """An HTML document that needs no other file. It reloads after `refresh` seconds."""
+    """An HTML document that needs no other file; with `live` it reloads every five seconds."""
     html, css, js = (
         files("feddle.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
     )
-    reload = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
-    body = "\n".join(filter(None, parts))
-    return Template(html).substitute(title=escape(title), refresh=reload, style=css, script=js, body=body)
+    reload = '<meta http-equiv="refresh" content="5">\n' if live else ""
+    body = "\n".join(part for grid in grids for part in _grid(grid, target) if part)
+    return Template(html).substitute(title=escape(headline(grids[0])), refresh=reload, style=css, script=js, body=body)
 
 
 def _grid(grid: Grid, target: float | None) -> list[Markup | None]:
@@ -230,7 +224,7 @@ def _made(made: CellRecord) -> str:
     return ", ".join(f"{name} {str(value)[:12]}" for name, value in found.items() if value)
 
 
-def commands_section(commands: Sequence[tuple[str, str]], note: str = "") -> Markup:
+def commands_section(commands: Sequence[tuple[str, str]], note: str) -> Markup:
     """The commands that repeat the runs, each with a label."""
     items = [join(element("span", label) if label else None, element("code", text)) for label, text in commands]
     shown = element("ul", each("li", items), class_="commands")

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.records import CHECKPOINT, COMPARISON, CONFIG, COSTS, HISTORY, MODEL, RESULT, json_digest, read_result
+from feddle.records import CHECKPOINT, COMPARISON, CONFIG, HISTORY, MODEL, RESULT, json_digest, read_result
 from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, parse_config, read_yaml, started_in
 from feddle.run.plan import Config, Plan
@@ -216,7 +216,7 @@ def _is_left(entry: Path) -> bool:
     """Whether a file or folder is what a start leaves if it is interrupted before the folder holds anything."""
     if entry.name == CHECKPOINT and entry.is_dir():
         return all(inside.name == "lock" for inside in entry.iterdir())
-    return entry.name in (f"{CONFIG}.partial", f"{COMPARISON}.partial", f"{COSTS}.partial")
+    return entry.name in (f"{CONFIG}.partial", f"{COMPARISON}.partial")
 
 
 def run_config(

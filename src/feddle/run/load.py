@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from feddle.core.errors import FeddleError, did_you_mean, nearest, one_line
 from feddle.core.parse import parse_yaml
-from feddle.records import COMPARISON, CONFIG, COSTS, GRID, GRID_LOCK
+from feddle.records import COMPARISON, CONFIG, GRID, GRID_LOCK
 
 if TYPE_CHECKING:
     from feddle.run.plan import Config
@@ -64,10 +64,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def started_in(folder: Path) -> str:
-    """What was started in a folder: a run, federation, comparison, grid or cost table; empty if nothing was."""
+    """What was started in a folder: a run, federation, comparison or grid; empty if nothing was."""
     if (folder / CONFIG).exists():
         return "federation" if "federation" in read_yaml(folder / CONFIG) else "run"
-    kinds = {COMPARISON: "comparison", GRID: "grid", GRID_LOCK: "grid", COSTS: "cost table"}
+    kinds = {COMPARISON: "comparison", GRID: "grid", GRID_LOCK: "grid"}
     return next((kind for name, kind in kinds.items() if (folder / name).exists()), "")
 
 

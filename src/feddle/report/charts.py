@@ -1,6 +1,5 @@
 """The charts of a report: curves over rounds, and the staleness of updates."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ COLOURS = 6  # `.s0` to `.s5` in page.css; further lines repeat them with anothe
 DASHES = (None, "7 3", "2 3", "9 3 2 3")
 LABEL_WIDTH = 7.6  # pixels of a character in a label, in a wide font
 LABEL_GAP = 14.0
-MOST_HITS = 120  # points of a chart that show their value without a script
 
 
 def _sizes(wide: float, narrow: float) -> tuple[Size, Size]:
@@ -61,7 +59,6 @@ def curve_chart(curves: Sequence[Curve], caption: str = "", unit: str = "%") -> 
         element("ul", *map(_legend_item, curves), class_="legend"),
         *(_draw_curves(curves, size, unit) for size in _sizes(380, 300)),
         element("div", class_="readout", hidden="hidden"),
-        _values_for_script(curves, unit),
         _values_table(curves, unit),
         class_="accuracy",
     )
@@ -72,7 +69,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _values_table(curves: Sequence[Curve], unit: str, most: int = 100) -> Markup:
-    """The values of the chart as a table that can be unfolded, with at most `most` rounds."""
+    """The values of the chart as a table that can be unfolded, with at most `most` rounds. page.js reads it too."""
     values = [dict(curve.points) for curve in curves]
     rows = []
     for at in thinned(sorted({at for known in values for at in known}), most):
@@ -97,7 +94,7 @@ def _draw_curves(curves: Sequence[Curve], size: Size, unit: str) -> Markup:
         frame(x, y, unit),
         element("line", class_="cursor", y1=y.end, y2=y.start),
         *(_band(curve, x, y) for curve in curves if curve.band),
-        *(_line(curve, x, y, unit) for curve in reversed(curves)),  # the first one on top
+        *(_line(curve, x, y) for curve in reversed(curves)),  # the first one on top
         _end_labels(curves, x, y, room),
         data_start=x.start,
         data_end=x.end,
@@ -115,15 +112,11 @@ def _band(curve: Curve, x: Axis, y: Axis) -> Markup:
     return element("path", d=f"{_path([*upper, *lower], x, y)}Z", class_=f"band {curve.colour}")
 
 
-def _line(curve: Curve, x: Axis, y: Axis, unit: str) -> Markup:
-    hits = []
-    for at, value in thinned(curve.points, MOST_HITS):
-        title = element("title", f"{curve.label}, round {at}: {_shown(value, unit)}")
-        hits.append(element("circle", title, cx=x.place(at), cy=y.place(value), r=6, class_="hit"))
+def _line(curve: Curve, x: Axis, y: Axis) -> Markup:
     at, value = curve.points[-1]
     line = element("path", d=_path(curve.points, x, y), class_="line", stroke_dasharray=curve.dash)
     end = element("circle", cx=x.place(at), cy=y.place(value), r=3, class_="dot")
-    return element("g", line, end, *hits, class_=curve.kind)
+    return element("g", line, end, class_=curve.kind)
 
 
 def _end_labels(curves: Sequence[Curve], x: Axis, y: Axis, room: float) -> Markup:
@@ -165,13 +158,6 @@ def _legend_item(curve: Curve) -> Markup:
     line = element("path", d="M1 5H27", class_="line", stroke_dasharray=curve.dash)
     swatch = element("svg", line, class_="swatch", viewBox="0 0 28 10", aria_hidden="true")
     return element("li", swatch, curve.label, class_=curve.colour)
-
-
-def _values_for_script(curves: Sequence[Curve], unit: str) -> Markup:
-    values = [{"label": curve.label, "colour": curve.colour, "unit": unit, "points": curve.points} for curve in curves]
-    # Inside a script element only `<` could end the data early; JSON may write it as \u003c.
-    text = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
-    return Markup(f'<script type="application/json">{text}</script>')
 
 
 def staleness_chart(values: Sequence[int], caption: str) -> Markup:

@@ -227,7 +227,7 @@ def test_numbers_are_shown_as_people_say_them() -> None:
         ([0.5, 0.50001], "r1 and r0 are equal", "r1 and r0 reach 50.0%."),
         ([0.1, 0.1, 0.1], "r0, r1 and r2 are equal", "r0, r1 and r2 reach 10.0%."),
         ([0.5, None], "r0 reaches 50.0%", "No evaluation yet: r1."),
-        ([None], "No evaluation yet", "No run has been evaluated so far."),
+        ([None], "No evaluation yet", "No evaluation yet: r0."),
     ],
 )
 def test_the_words_follow_the_numbers(tmp_path: Path, accuracies: list[float | None], head: str, said: str) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 from statistics import fmean
 
 from feddle.report.grid import CENTER, Grid, Panel
-from feddle.report.numbers import counted, listed, percent, signed
+from feddle.report.numbers import counted, listed, signed
 from feddle.report.tables import from_clean, leaders
 
 ABOUT = {
@@ -79,7 +79,7 @@ def _standing(panel: Panel) -> str:
     shared = set.intersection(*filter(None, known)) if any(known) else set()
     order = _ranking(panel, shared)
     if len(order) < 2:
-        return _alone(panel) if len(panel.columns) == 1 else ""
+        return ""
     (first, top), (second, next_best), *_ = order.items()
     where = "" if len(panel.columns) == 1 else " on average over the settings"
     if len(shared) < len(panel.columns):
@@ -98,32 +98,13 @@ def _standing(panel: Panel) -> str:
     return f"{text}."
 
 
-def _alone(panel: Panel) -> str:
-    runs = [run for run in panel.runs if run.accuracy is not None]
-    if not runs:
-        return "No run has been evaluated so far."
-    if len(runs) > 1:
-        return ""
-    best, last = percent(runs[0].accuracy), percent(runs[0].last_accuracy)
-    return f"The best of the last five evaluations is {best}, the last one is {last}."
-
-
 def _unfinished(grid: Grid) -> list[str]:
-    """The cells that are not final: their names if there are few, else their number."""
-    left = sum(map(len, grid.left_out.values()))
+    """The number of cells that are finished, if not all are, and a few cells without an evaluation by name."""
+    done, left = sum(cell.is_final for cell in grid.cells), sum(map(len, grid.left_out.values()))
     waiting = [cell.name for cell in grid.cells if cell.accuracy is None]
-    open_cells = [cell.name for cell in grid.cells if cell.accuracy is not None and not cell.is_final]
-    if left or len(waiting) > _FEW:
-        done = sum(cell.is_final for cell in grid.cells)
-        whose = "its" if left == 1 else "their"
-        out = f", {left} left out because {whose} data or model is not available here (listed below)" if left else ""
-        return [f"{done} of {len(grid.cells)} cells are finished{out}."]
-    sentences = []
-    if waiting and len(waiting) < len(grid.cells):
-        sentences.append(f"No evaluation yet: {listed(waiting)}.")
-    if open_cells:
-        sentences.append(f"Not finished, so not final: {listed(open_cells, _FEW)}.")
-    return sentences
+    out = f", {left} left out because data or model is not available here (listed below)" if left else ""
+    count = f"{done} of {len(grid.cells)} cells are finished{out}." if done < len(grid.cells) else ""
+    return [count, f"No evaluation yet: {listed(waiting)}." if 0 < len(waiting) <= _FEW and not left else ""]
 
 
 def _against_the_paper(grid: Grid) -> str:

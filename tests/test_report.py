@@ -22,8 +22,7 @@ from command import PYTHON, run_feddle, run_process
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.records import read_run
-from feddle.report.axes import round_axis, spread, thinned, tick_text, value_axis
-from feddle.report.charts import fitting, shortened
+from feddle.report.axes import round_axis, thinned, tick_text, value_axis
 from feddle.report.grid import Grid, grid_of_runs, read_grids
 from feddle.report.markup import element
 from feddle.report.numbers import duration, megabytes
@@ -266,20 +265,9 @@ def test_ticks_are_round_numbers() -> None:
     assert [tick_text(value, 0.05) for value in (-0.05, -0.0, 0.1)] == ["−0.05", "0.00", "0.10"]
 
 
-def test_labels_keep_apart_and_within() -> None:
-    assert spread([50, 10, 50], 10, 0, 100) == [45, 10, 55]
-    assert spread([99, 98], 10, 0, 100) == [100, 90]
-    assert spread([1, 1, 1], 80, 0, 100) == [0, 50, 100]
-
-
 def test_what_is_thinned_keeps_its_end() -> None:
     assert thinned(range(10), 4) == [0, 3, 6, 9]
     assert thinned([1, 2], 4) == [1, 2]
-    assert shortened("fedasync-seed1", 9) == "feda…eed1"
-    names = ["clients-late=discard", "clients-lr=3e-4", "clients-long-epochs=10"]
-    assert fitting(names, 12) == ["late=discard", "lr=3e-4", "long-…chs=10"]
-    assert fitting(names, 30) == names
-    assert fitting(["feddle", "feddle-"], 5) == ["fe…le", "fe…e-"]
 
 
 # The terminal table
@@ -404,11 +392,14 @@ def test_a_real_run_says_that_updates_were_refused(tmp_path: Path) -> None:
     assert re.search(r"^Warning: The server refused \d+ updates? of feddle.*too long\..*max_norm_ratio", said.out, re.M)
 
 
-def test_curves_have_values_and_end_labels(tmp_path: Path) -> None:
-    html = written([make_run(tmp_path / "a", accuracies=[0.5, 0.8])], tmp_path)
-    assert '<tr><th scope="row">1</th><td>50.0%</td></tr><tr><th scope="row">2</th><td>80.0%</td></tr>' in html
-    for chart in drawings(html, "curves"):
-        assert "feddle" in [text.text for text in chart.findall(".//text[@class='label']")]
+def test_curves_have_a_legend_and_values_best_first(tmp_path: Path) -> None:
+    for method, curve in (("fedavg", [0.6, 0.4]), ("feddle", [0.5, 0.8])):
+        make_run(tmp_path / "r" / method, method, curve)
+    html = written([tmp_path / "r"], tmp_path)
+    assert Document(html).inside("li")[2:4] == ["feddle", "fedavg"]
+    rows = [["1", "50.0%", "60.0%"], ["2", "80.0%", "40.0%"]]
+    texts = [f'<tr><th scope="row">{at}</th><td>{first}</td><td>{second}</td></tr>' for at, first, second in rows]
+    assert "".join(texts) in html
 
 
 def test_text_from_files_is_escaped(tmp_path: Path) -> None:
@@ -650,7 +641,7 @@ def test_a_browser_opens_the_page_and_shows_the_values_under_the_pointer(tmp_pat
     dumped = run_process(*command)
     assert dumped.code == 0, dumped.err
     assert "feddle reaches 70.0%" in dumped.out
-    assert '<div>Round 1</div><div><i class="s0"></i>feddle<b>50.0%</b></div>' in dumped.out
+    assert '<div>Round 1</div><div><i class="d0 s0 first"></i>feddle<b>50.0%</b></div>' in dumped.out
 
 
 def pointed_at(html: str) -> str:

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from feddle.core.errors import FeddleError
-from feddle.report.charts import COLOURS
+from feddle.report.charts import COLOURS, DASHES
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
 from feddle.report.numbers import NONE, Spread, counted, mean_of
 from feddle.report.page import write_document
@@ -196,7 +196,7 @@ def _plot(axes: Any, panel: Panel, column: int) -> bool:
         points, band = cell.curve()
         if not points:
             continue
-        ink, style = _INK[index % COLOURS], _STYLES[index // COLOURS % len(_STYLES)]
+        ink, style = _INK[index % COLOURS], _STYLES[index // COLOURS % DASHES]
         rounds, values = zip(*points, strict=True)
         axes.plot(rounds, values, style, color=ink, lw=1.2, label=label + marks(cell))
         if band:

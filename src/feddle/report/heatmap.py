@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from feddle.report.axes import round_axis, thinned, tick_text
-from feddle.report.charts import shortened
 from feddle.report.markup import Markup, each, element, folded
 
 _LEVELS = 24  # shades of each sign
@@ -44,7 +43,7 @@ def heat_figure(
     height = max(4, min(16, tall // len(rows)))  # of a row
     step = math.ceil(15 / height)  # rows from one name to the next; the last row has one
     names = [name if (len(rows) - at) % step == 0 else "" for at, name in enumerate(rows, 1)]
-    shown = [element("span", shortened(name, _LONGEST), title=name if len(name) > _LONGEST else None) for name in names]
+    shown = [element("span", _shortened(name), title=name) for name in names]
     picture = element(
         "div",
         element("img", src=_picture(rows.values(), limit), alt=spoken),
@@ -63,6 +62,11 @@ def heat_figure(
         ),
         class_="heat",
     )
+
+
+def _shortened(name: str) -> str:
+    """A name that is too long without its middle, since the names of layers often differ at the end."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 3]}…{name[-_LONGEST // 2 :]}"
 
 
 def _limit(sizes: Sequence[float]) -> float:

@@ -99,7 +99,7 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     differing = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
     ranked = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
-    about = "Accuracy of the server’s model after each round. "
+    about = "Accuracy of the server’s model after each round; the highest last value comes first. "
     about += "Lines are means over seeds, bands are their range." if several else "One seed, so no bands."
     curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     which = "as requested" if target is not None else "the median of the column without Center"

@@ -43,7 +43,7 @@ def heat_figure(
     height = max(4, min(16, tall // len(rows)))  # of a row
     step = math.ceil(15 / height)  # rows from one name to the next; the last row has one
     names = [name if (len(rows) - at) % step == 0 else "" for at, name in enumerate(rows, 1)]
-    shown = [element("span", _shortened(name), title=name) for name in names]
+    shown = [element("span", _shortened(name), title=name or None) for name in names]
     picture = element(
         "div",
         element("img", src=_picture(rows.values(), limit), alt=spoken),
@@ -51,15 +51,14 @@ def heat_figure(
         class_="picture",
         style=f"height: {height * len(rows)}px",
     )
+    listed = each("li", thinned(notes, _MOST_LISTED))
     left = element("div", *shown, class_="names", style=f"line-height: {height}px", aria_hidden="true")
     return element(
         "figure",
         element("figcaption", element("strong", title), caption, merged, clipping),
         _legend(limit, is_clipped),
         element("div", left, picture, _round_ticks(wide * len(notes)), class_="map"),
-        folded(
-            "Values in words", element("div", element("ul", each("li", thinned(notes, _MOST_LISTED))), class_="scroll")
-        ),
+        folded("Values in words", element("div", element("ul", listed), class_="scroll")),
         class_="heat",
     )
 

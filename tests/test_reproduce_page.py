@@ -142,6 +142,8 @@ def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"data": 5, "resumed_by": 3, "clock": 1}')
     assert "Without a record of config and data" in page([read_grid(grid.folder)])
+    (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"feddle": ["0.1"]}')
+    assert "['0.1'] 0.1.0" in to_csv(read_grid(grid.folder))
 
 
 # What was really run

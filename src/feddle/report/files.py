@@ -152,7 +152,7 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
         "changed": " ".join(entry.get("changed") or ()),
         "other_config": int(cell.has_other_config),
         "from_clean": "" if points is None else f"{points:g}",
-        "feddle": " ".join(dict.fromkeys(run.made["feddle"] for run in cell.runs if "feddle" in run.made)),
+        "feddle": " ".join(dict.fromkeys(str(run.made["feddle"]) for run in cell.runs if "feddle" in run.made)),
         "source": " ".join(dict.fromkeys(source for run in cell.runs for source in sources(run))),
     }
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from scale_plot import STYLE
 
-from feddle.report.axes import Axis, Size, drawing, round_axis, spread, tick_text, value_axis
+from feddle.report.axes import Axis, Size, drawing, round_axis, tick_text, value_axis
 from feddle.report.markup import Markup, element, join
 
 Curve = Sequence[tuple[float, float]]
@@ -68,6 +69,28 @@ def _panel(panel: Panel, *, last: bool) -> Markup:
             for i, ((name, curve), place) in enumerate(zip(panel.curves.items(), places, strict=True))
         ),
     )
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for labels: as near to the wanted places as possible, `gap` apart, within `low..high` and in order.
+
+    If not all of them fit, they are spaced evenly.
+    """
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
+    # With the gaps subtracted, places must not decrease. Neighbours that do are placed at their mean.
+    pools: list[list[float]] = []
+    for position, index in enumerate(order):
+        pools.append([wanted[index] - position * gap])
+        while len(pools) > 1 and fmean(pools[-2]) >= fmean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    rising = [fmean(pool) for pool in pools for _ in pool]
+    limit = high - gap * (len(wanted) - 1)
+    placed = [0.0] * len(wanted)
+    for position, index in enumerate(order):
+        placed[index] = min(max(rising[position], low), limit) + position * gap
+    return placed
 
 
 def _grid_line(y: Axis, tick: float) -> Markup:

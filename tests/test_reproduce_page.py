@@ -74,9 +74,11 @@ def test_only_cells_in_the_papers_setting_are_compared_with_it(tmp_path: Path) -
     grid = altered(make_grid(tmp_path / "g", CURVES), rounds_changed)
     text = " ".join(lead(grid))  # Center and Feddle-ID twice: 60, 75 and 75 against 80
     assert "0 of 3 cells are within two points of its number, and on average 10.0 points below it. " in text
-    assert "Not compared, because they have substitute data or a changed setting: 4 cells." in text
+    assert "Not compared with the paper, because they have substitute data or a changed setting: 4 cells." in text
     grid = altered(grid, lambda *_: {"substitute": "A guides instead of B"})
-    assert "No cell is compared with the paper" in " ".join(lead(grid))
+    text = " ".join(lead(grid))
+    assert "Compared with the paper" not in text
+    assert "Not compared with the paper, because they have substitute data or a changed setting: 7 cells." in text
 
 
 def test_averages_are_over_the_settings_that_all_rows_have(tmp_path: Path) -> None:
@@ -140,6 +142,8 @@ def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"data": 5, "resumed_by": 3, "clock": 1}')
     assert "Without a record of config and data" in page([read_grid(grid.folder)])
+    (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"feddle": ["0.1"]}')
+    assert "['0.1'] 0.1.0" in to_csv(read_grid(grid.folder))
 
 
 # What was really run
@@ -185,8 +189,6 @@ def test_a_table_says_what_random_labels_cost(tmp_path: Path) -> None:
     assert "Underlined" not in legend(grid)  # there is no Center
     assert "−2.0 from clean labels" in small
     assert "±0.0 from clean labels" in small
-    words = " ".join(lead(grid))
-    assert "20 % of the labels random, in points from clean labels: Feddle-Id ±0.0, Fedbuff −2.0." in words
     assert "48.0 (−2.0 from clean labels)" in to_markdown(grid)
     assert r"{\scriptsize $-$2.0 from clean labels}" in to_latex(grid)
     rows = list(csv.DictReader(io.StringIO(to_csv(grid))))

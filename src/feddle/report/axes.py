@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import TypeVar
 
 from feddle.report.markup import Markup, element, join
@@ -73,28 +72,6 @@ def tick_text(value: float, step: float) -> str:
         return f"{value:g}".replace("-", "−")
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value + 0.0:,.{decimals}f}".replace("-", "−")
-
-
-def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places for labels: as near to the wanted places as possible, `gap` apart, within `low..high` and in order.
-
-    If not all of them fit, they are spaced evenly.
-    """
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
-    # With the gaps subtracted, places must not decrease. Neighbours that do are placed at their mean.
-    pools: list[list[float]] = []
-    for position, index in enumerate(order):
-        pools.append([wanted[index] - position * gap])
-        while len(pools) > 1 and fmean(pools[-2]) >= fmean(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    rising = [fmean(pool) for pool in pools for _ in pool]
-    limit = high - gap * (len(wanted) - 1)
-    placed = [0.0] * len(wanted)
-    for position, index in enumerate(order):
-        placed[index] = min(max(rising[position], low), limit) + position * gap
-    return placed
 
 
 def thinned(items: Sequence[Item], most: int) -> list[Item]:

@@ -1,22 +1,15 @@
 """The charts of a report: curves over rounds, and the staleness of updates."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rich.cells import cell_len
-
-from feddle.report.axes import Axis, Size, drawing, frame, margin_for, round_axis, spread, thinned, value_axis
+from feddle.report.axes import Axis, Size, drawing, frame, margin_for, round_axis, thinned, value_axis
 from feddle.report.markup import Markup, each, element, folded, join, table
 from feddle.report.numbers import NONE
 
-COLOURS = 6  # `.s0` to `.s5` in page.css; further lines repeat them with another dash pattern.
-DASHES = (None, "7 3", "2 3", "9 3 2 3")
-LABEL_WIDTH = 7.6  # pixels of a character in a label, in a wide font
-LABEL_GAP = 14.0
-MOST_HITS = 120  # points of a chart that show their value without a script
+COLOURS, DASHES = 6, 4  # `.s0` and `.d0` ff. in page.css; further lines repeat the colours with another dash pattern
 
 
 def _sizes(wide: float, narrow: float) -> tuple[Size, Size]:
@@ -38,30 +31,23 @@ class Curve:
     stands_out: bool = False
 
     @property
-    def colour(self) -> str:
-        """The class for its colour."""
-        return f"s{self.index % COLOURS}"
-
-    @property
-    def dash(self) -> str | None:
-        """Its dash pattern."""
-        return DASHES[self.index // COLOURS % len(DASHES)]
-
-    @property
     def kind(self) -> str:
-        """The class of its elements."""
-        return f"{self.colour}{' first' if self.stands_out else ''}"
+        """The classes of its elements, for colour and dashes."""
+        return f"d{self.index // COLOURS % DASHES} s{self.index % COLOURS}{' first' if self.stands_out else ''}"
 
 
 def curve_chart(curves: Sequence[Curve], caption: str = "", unit: str = "%") -> Markup:
-    """A legend, the curves in both sizes and their values as a table; `unit` is `%` or empty."""
+    """A legend, the curves in both sizes and their values as a table, highest last value first.
+
+    `unit` is `%` or empty.
+    """
+    curves = sorted(curves, key=lambda curve: curve.points[-1][1], reverse=True)
     return element(
         "figure",
         element("figcaption", caption) if caption else None,
         element("ul", *map(_legend_item, curves), class_="legend"),
         *(_draw_curves(curves, size, unit) for size in _sizes(380, 300)),
         element("div", class_="readout", hidden="hidden"),
-        _values_for_script(curves, unit),
         _values_table(curves, unit),
         class_="accuracy",
     )
@@ -72,7 +58,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _values_table(curves: Sequence[Curve], unit: str, most: int = 100) -> Markup:
-    """The values of the chart as a table that can be unfolded, with at most `most` rounds."""
+    """The values of the chart as a table that can be unfolded, with at most `most` rounds. page.js reads it too."""
     values = [dict(curve.points) for curve in curves]
     rows = []
     for at in thinned(sorted({at for known in values for at in known}), most):
@@ -83,12 +69,11 @@ def _values_table(curves: Sequence[Curve], unit: str, most: int = 100) -> Markup
 
 
 def _draw_curves(curves: Sequence[Curve], size: Size, unit: str) -> Markup:
-    room = min(LABEL_WIDTH * max(cell_len(curve.label) for curve in curves) + 18, 0.3 * size.width)
     values = [value for curve in curves for _, *found in (*curve.points, *curve.band) for value in found]
     bounds = (0, 100) if unit else (-math.inf, math.inf)
     y = value_axis(values, size.height - 44, 12, most_ticks=6, least_span=2 if unit else 0.02, bounds=bounds)
     last = max(curve.points[-1][0] for curve in curves)
-    x = round_axis(last, margin_for(y, unit), size.width - room, size.most_rounds)
+    x = round_axis(last, margin_for(y, unit), size.width - 12, size.most_rounds)
     ends = "; ".join(f"{curve.label} {_shown(curve.points[-1][1], unit)}" for curve in curves)
     return drawing(
         size,
@@ -97,8 +82,7 @@ def _draw_curves(curves: Sequence[Curve], size: Size, unit: str) -> Markup:
         frame(x, y, unit),
         element("line", class_="cursor", y1=y.end, y2=y.start),
         *(_band(curve, x, y) for curve in curves if curve.band),
-        *(_line(curve, x, y, unit) for curve in reversed(curves)),  # the first one on top
-        _end_labels(curves, x, y, room),
+        *(_line(curve, x, y) for curve in reversed(curves)),  # the first one on top
         data_start=x.start,
         data_end=x.end,
         data_rounds=x.high,
@@ -112,66 +96,20 @@ def _path(points: Sequence[tuple[int, float]], x: Axis, y: Axis) -> str:
 def _band(curve: Curve, x: Axis, y: Axis) -> Markup:
     upper = [(at, high) for at, _, high in curve.band]
     lower = [(at, low) for at, low, _ in reversed(curve.band)]
-    return element("path", d=f"{_path([*upper, *lower], x, y)}Z", class_=f"band {curve.colour}")
+    return element("path", d=f"{_path([*upper, *lower], x, y)}Z", class_=f"band {curve.kind}")
 
 
-def _line(curve: Curve, x: Axis, y: Axis, unit: str) -> Markup:
-    hits = []
-    for at, value in thinned(curve.points, MOST_HITS):
-        title = element("title", f"{curve.label}, round {at}: {_shown(value, unit)}")
-        hits.append(element("circle", title, cx=x.place(at), cy=y.place(value), r=6, class_="hit"))
+def _line(curve: Curve, x: Axis, y: Axis) -> Markup:
     at, value = curve.points[-1]
-    line = element("path", d=_path(curve.points, x, y), class_="line", stroke_dasharray=curve.dash)
+    line = element("path", d=_path(curve.points, x, y), class_="line")
     end = element("circle", cx=x.place(at), cy=y.place(value), r=3, class_="dot")
-    return element("g", line, end, *hits, class_=curve.kind)
-
-
-def _end_labels(curves: Sequence[Curve], x: Axis, y: Axis, room: float) -> Markup:
-    """The names of the curves at their ends; if there is no space for all, only the legend has them."""
-    if len(curves) > (y.start - y.end) / 10:
-        return join()
-    tops = [y.place(curve.points[-1][1]) for curve in curves]
-    places = zip(curves, tops, spread(tops, LABEL_GAP, y.end, y.start), strict=True)
-    names = fitting([curve.label for curve in curves], round((room - 18) / LABEL_WIDTH))
-    labels = []
-    for (curve, top, height), name in zip(places, names, strict=True):
-        leader = f"M{x.place(curve.points[-1][0]) + 4:.1f} {top:.1f}L{x.end + 11:.1f} {height:.1f}"
-        whole = element("title", curve.label) if name != curve.label else None
-        text = element("text", name, whole, x=x.end + 14, y=height + 4, class_="label")
-        labels.append(element("g", element("path", d=leader, class_="leader"), text, class_=curve.kind))
-    return join(*labels)
-
-
-def fitting(names: Sequence[str], most: int) -> list[str]:
-    """Names shortened to `most` characters. If one is too long, all lose the words that they begin with in common."""
-    words = [name.split("-") for name in names]
-    if len(names) > 1 and max(map(cell_len, names)) > most:
-        while min(map(len, words)) > 1 and len({first for first, *_ in words}) == 1:
-            words = [rest for _, *rest in words]
-    return [shortened("-".join(rest), most) for rest in words]
-
-
-def shortened(text: str, most: int) -> str:
-    """A text that is too long without its middle, since the names of runs often differ at the end."""
-    keep, shown = len(text), text
-    while cell_len(shown) > most and keep > 2:
-        keep -= 1
-        tail = (keep + 1) // 2
-        shown = f"{text[: keep - tail]}…{text[len(text) - tail :]}"
-    return shown
+    return element("g", line, end, class_=curve.kind)
 
 
 def _legend_item(curve: Curve) -> Markup:
-    line = element("path", d="M1 5H27", class_="line", stroke_dasharray=curve.dash)
+    line = element("path", d="M1 5H27", class_="line")
     swatch = element("svg", line, class_="swatch", viewBox="0 0 28 10", aria_hidden="true")
-    return element("li", swatch, curve.label, class_=curve.colour)
-
-
-def _values_for_script(curves: Sequence[Curve], unit: str) -> Markup:
-    values = [{"label": curve.label, "colour": curve.colour, "unit": unit, "points": curve.points} for curve in curves]
-    # Inside a script element only `<` could end the data early; JSON may write it as \u003c.
-    text = json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
-    return Markup(f'<script type="application/json">{text}</script>')
+    return element("li", swatch, curve.label, class_=curve.kind)
 
 
 def staleness_chart(values: Sequence[int], caption: str) -> Markup:

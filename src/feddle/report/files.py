@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import Any
 
 from feddle.core.errors import FeddleError
-from feddle.report.charts import COLOURS
+from feddle.report.charts import COLOURS, DASHES
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
 from feddle.report.numbers import NONE, Spread, counted, mean_of
 from feddle.report.page import write_document
@@ -148,7 +148,7 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
         "changed": " ".join(entry.get("changed") or ()),
         "other_config": int(cell.has_other_config),
         "from_clean": "" if points is None else f"{points:g}",
-        "feddle": " ".join(dict.fromkeys(run.made["feddle"] for run in cell.runs if "feddle" in run.made)),
+        "feddle": " ".join(dict.fromkeys(str(run.made["feddle"]) for run in cell.runs if "feddle" in run.made)),
         "source": " ".join(dict.fromkeys(source for run in cell.runs for source in sources(run))),
     }
 
@@ -192,7 +192,7 @@ def _plot(axes: Any, panel: Panel, column: int) -> bool:
         points, band = cell.curve()
         if not points:
             continue
-        ink, style = _INK[index % COLOURS], _STYLES[index // COLOURS % len(_STYLES)]
+        ink, style = _INK[index % COLOURS], _STYLES[index // COLOURS % DASHES]
         rounds, values = zip(*points, strict=True)
         axes.plot(rounds, values, style, color=ink, lw=1.2, label=label + marks(cell))
         if band:

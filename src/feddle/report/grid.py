@@ -1,12 +1,13 @@
 """Grids of runs: a table that `feddle reproduce` filled, or single runs, compared by method."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import yaml
 
 from feddle.core.errors import FeddleError
 from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite, read_grid_record, read_run
@@ -48,11 +49,6 @@ class Cell:
     def has_own_data(self) -> bool:
         """Whether the server holds in-domain data. The paper compares such methods with each other."""
         return self.entry.get("server") == "own"
-
-    @property
-    def is_table_setting(self) -> bool:
-        """Whether its runs have the setting of the table, without a substitute or a change."""
-        return not (self.entry.get("substitute") or self.entry.get("changed") or self.has_other_config)
 
     @property
     def has_other_config(self) -> bool:
@@ -152,7 +148,7 @@ def read_grids(folders: Sequence[Path]) -> list[Grid]:
     """The grids in these folders. All single runs together form one more grid."""
     singles = [folder for folder in folders if not is_grid(folder)]
     grids = [read_grid(folder) for folder in folders if is_grid(folder)]
-    return [*grids, grid_of_runs(singles)] if singles or not grids else grids
+    return [*grids, grid_of_runs(singles)] if singles else grids
 
 
 def read_grid(folder: Path) -> Grid:
@@ -168,8 +164,6 @@ def read_grid(folder: Path) -> Grid:
             f"{folder / GRID}: expected a grid of `feddle reproduce`, but {type(error).__name__} {error}; "
             "remove that file and run the command again, which keeps the runs"
         ) from error
-    if record.get("quick"):
-        panels = [replace(panel, title=f"{panel.title} (quick)") for panel in panels]
     commands = [*record.get("asked", []), f"feddle report {shlex.quote(str(folder))}"]
     return Grid(folder, record, panels, cells, [("", command) for command in commands])
 
@@ -180,8 +174,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
         config = {key: value for key, value in run.config.items() if key not in _HOW}
-        texts = json.loads(json.dumps(config, default=str, skipkeys=True))  # a damaged config may mix types of keys
-        groups.setdefault(json.dumps(texts, sort_keys=True), []).append(run)
+        groups.setdefault(yaml.safe_dump(config), []).append(run)
     members = list(groups.values())
     if any(len({str(run.config.get("seed")) for run in group}) < len(group) for group in members):
         members = [[run] for run in runs]  # the same run twice is not a second seed
@@ -206,22 +199,18 @@ def _run_folders(folders: Sequence[Path]) -> list[Path]:
                 f"{folder}: expected a run folder or a folder of run folders, but found no {CONFIG} in it or one level "
                 "below; name a folder of `feddle run`"
             )
-        for run in inside:
-            found.setdefault(run.resolve(), run)
-    if not found:
-        raise FeddleError("expected at least one run folder, but none was given; name one, such as runs/feddle")
+        found |= {run.resolve(): run for run in inside}
     return list(found.values())
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
     """The method of each run, with its folder if several runs have the same method."""
     methods = [run.method for run in runs]
-    names = distinct_names([run.folder for run in runs])
     labels = []
-    for method, name in zip(methods, names, strict=True):
+    for method, name in zip(methods, distinct_names([run.folder for run in runs]), strict=True):
         # Folders are often named after their method: `feddle (feddle-seed1)` would repeat it.
-        repeated = name.startswith(method) and name != method
-        labels.append(method if methods.count(method) == 1 else name if repeated else f"{method} ({name})")
+        longer = name if name.startswith(method) else f"{method} ({name})"
+        labels.append(longer if methods.count(method) > 1 else method)
     return labels
 
 
@@ -270,6 +259,7 @@ def _panel(record: GridRecord, cells: Sequence[Cell]) -> Panel:
     rows = {row: words for row, words in names[row_axis].items() if any(row == at for at, _ in placed)}
     first = cells[0].entry["key"]
     title = " · ".join(names[axis][str(first[axis])] for axis in PANEL_AXES if axis in first)
+    title += " (quick)" if record.get("quick") else ""
     return Panel(title, rows, columns, heads, placed, row_axis)
 
 

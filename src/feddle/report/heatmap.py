@@ -4,79 +4,23 @@ import base64
 import math
 import struct
 import zlib
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Iterable, Mapping, Sequence
 
-from feddle.report.axes import round_axis, tick_text
-from feddle.report.charts import shortened
-from feddle.report.markup import Markup, each, element, join
+from feddle.report.axes import round_axis, thinned, tick_text
+from feddle.report.markup import Markup, each, element, folded
 
-MOST_COLUMNS = 120
 _LEVELS = 24  # shades of each sign
 _QUANTILE = 0.98  # of the sizes; larger ones would leave no shades for the others
 _ROUNDING = 1e-12  # smaller numbers are rounding errors
 _LONGEST = 18  # characters of a row's name
+_MOST_LISTED = 40  # columns that are also listed in words
 # Orange and blue differ for colour-blind readers too. Zero is a faint grey on light and on dark paper.
 _NEGATIVE, _ZERO, _POSITIVE = (204, 82, 0), (128, 128, 128), (22, 104, 200)
 
-Cells = list[list[float | None]]
+_SHADES = [step / _LEVELS for step in range(-_LEVELS, _LEVELS + 1)]  # as shares of the limit
 
-
-@dataclass(frozen=True)
-class HeatMap:
-    """The values of a heat map by row and column, as `binned` gives them."""
-
-    names: Sequence[str]  # of the rows
-    cells: Cells
-    last: int  # round
-    notes: Sequence[str]  # for each column
-    row_height: int  # in pixels
-
-    @property
-    def largest(self) -> float:
-        """The size of the largest value."""
-        return max((abs(value) for row in self.cells for value in row if value is not None), default=0.0)
-
-    @property
-    def limit(self) -> float:
-        """The size with the full colour: the largest, or a high quantile if that is clearly smaller."""
-        sizes = sorted(abs(value) for row in self.cells for value in row if value is not None)
-        limit = sizes[math.ceil(_QUANTILE * len(sizes)) - 1] if sizes else 0.0
-        limit = limit if 0 < 1.25 * limit < self.largest else self.largest
-        return _rounded_up(limit) if limit > _ROUNDING else 1.0
-
-    @property
-    def is_clipped(self) -> bool:
-        """Whether some values are beyond the limit."""
-        return self.largest > self.limit
-
-    @property
-    def clipping(self) -> str:
-        """A sentence on the values that are beyond the limit; empty if there are none."""
-        return f" Values beyond ±{number(self.limit)} are clipped." if self.is_clipped else ""
-
-
-def group_size(count: int, most: int) -> int:
-    """The size of equal groups of successive things, so that there are at most `most` groups."""
-    return max(1, -(-count // most))
-
-
-def rounds_per_column(last: int) -> int:
-    """The number of rounds that a column stands for."""
-    return group_size(last, MOST_COLUMNS)
-
-
-def binned(rounds: Mapping[int, Sequence[float]], last: int, tall: int = 1) -> Cells:
-    """The mean of each cell, which has some rounds and `tall` rows; None if it has no value."""
-    found: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-    wide = rounds_per_column(last)
-    for at, values in rounds.items():
-        for row, value in enumerate(values):
-            found[row // tall, (at - 1) // wide].append(value)
-    columns, rows = range(-(-last // wide)), range(max((row for row, _ in found), default=-1) + 1)
-    return [[fmean(found[row, column]) if (row, column) in found else None for column in columns] for row in rows]
+Row = Sequence[float | None]  # a value for each column
+Rows = Mapping[str, Row]  # by name
 
 
 def number(value: float) -> str:
@@ -84,38 +28,64 @@ def number(value: float) -> str:
     return f"{value + 0.0:.3g}".replace("-", "−")
 
 
-def draw_map(found: HeatMap, spoken: str) -> Markup:
-    """The legend and the picture with its axes. Screen readers read `spoken`."""
+def heat_figure(
+    title: str, caption: str, rows: Rows, notes: Sequence[str], wide: int, tall: int, spoken: str
+) -> Markup:
+    """A heat map that is about `tall` pixels high, with a note for each column, which stands for `wide` rounds.
+
+    Screen readers read `spoken`.
+    """
+    sizes = sorted(abs(value) for row in rows.values() for value in row if value is not None)
+    limit = _limit(sizes)
+    is_clipped = sizes[-1] > limit
+    merged = f" Each column is the last search of {wide} rounds." if wide > 1 else ""
+    clipping = f" Values beyond ±{number(limit)} are clipped." if is_clipped else ""
+    height = max(4, min(16, tall // len(rows)))  # of a row
+    step = math.ceil(15 / height)  # rows from one name to the next; the last row has one
+    names = [name if (len(rows) - at) % step == 0 else "" for at, name in enumerate(rows, 1)]
+    shown = [element("span", _shortened(name), title=name or None) for name in names]
     picture = element(
         "div",
-        element("img", src=_picture(found.cells, found.limit), alt=spoken),
-        element("div", *(element("i", title=note) for note in found.notes), class_="columns"),
+        element("img", src=_picture(rows.values(), limit), alt=spoken),
+        element("div", *(element("i", title=note) for note in notes), class_="columns"),
         class_="picture",
-        style=f"height: {found.row_height * len(found.cells)}px",
+        style=f"height: {height * len(rows)}px",
     )
-    names = [element("span", shortened(name, _LONGEST), title=_whole(name)) for name in found.names]
-    rows = element("div", *names, class_="names", style=f"line-height: {found.row_height}px", aria_hidden="true")
-    return join(_legend(found), element("div", rows, picture, _round_ticks(found), class_="map"))
+    listed = each("li", thinned(notes, _MOST_LISTED))
+    left = element("div", *shown, class_="names", style=f"line-height: {height}px", aria_hidden="true")
+    return element(
+        "figure",
+        element("figcaption", element("strong", title), caption, merged, clipping),
+        _legend(limit, is_clipped),
+        element("div", left, picture, _round_ticks(wide * len(notes)), class_="map"),
+        folded("Values in words", element("div", element("ul", listed), class_="scroll")),
+        class_="heat",
+    )
 
 
-def _whole(name: str) -> str | None:
-    return name if len(name) > _LONGEST else None
+def _shortened(name: str) -> str:
+    """A name that is too long without its middle, since the names of layers often differ at the end."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 3]}…{name[-_LONGEST // 2 :]}"
 
 
-def _legend(found: HeatMap) -> Markup:
-    limit, less, more = number(found.limit), *(("≤ ", "≥ ") if found.is_clipped else ("", ""))
-    shades: Cells = [[step / _LEVELS for step in range(-_LEVELS, _LEVELS + 1)]]
-    bar = element("img", src=_picture(shades, 1.0), alt="", width="196", height="12")
-    return element("div", bar, each("span", [f"{less}−{limit}", "0", f"{more}{limit}"]), class_="scale")
+def _limit(sizes: Sequence[float]) -> float:
+    """The size with the full colour: the largest, or a high quantile if that is clearly smaller."""
+    quantile, largest = sizes[math.ceil(_QUANTILE * len(sizes)) - 1], sizes[-1]
+    limit = quantile if 0 < 1.25 * quantile < largest else largest
+    return _rounded_up(limit) if limit > _ROUNDING else 1.0
 
 
-def _round_ticks(found: HeatMap) -> Markup:
-    # The last column may have fewer rounds, but is as wide as the others.
-    axis = round_axis(rounds_per_column(found.last) * len(found.notes), 0, 100, most_ticks=6)
+def _legend(limit: float, is_clipped: bool) -> Markup:
+    less, more = ("≤ ", "≥ ") if is_clipped else ("", "")
+    bar = element("img", src=_picture([_SHADES], 1.0), alt="", width="196", height="12")
+    return element("div", bar, each("span", [f"{less}−{number(limit)}", "0", f"{more}{number(limit)}"]), class_="scale")
+
+
+def _round_ticks(last: int) -> Markup:
+    axis = round_axis(last, 0, 100, most_ticks=6)
     ticks = [
         element("span", tick_text(tick, axis.step), style=f"left: {axis.place(tick - 0.5):.1f}%")
-        for tick in axis.ticks
-        if 0 < tick <= found.last
+        for tick in axis.ticks[1:]
     ]
     return element("div", *ticks, element("em", "round"), class_="rounds", aria_hidden="true")
 
@@ -126,12 +96,12 @@ def _rounded_up(value: float) -> float:
     return float(f"{math.ceil(value / unit - 1e-9) * unit:.2g}")
 
 
-def _picture(cells: Cells, limit: float) -> str:
-    """The cells as a PNG with one pixel each, in a data URI. Cells without a value are transparent."""
-    lines = [bytes([0, *(_shade(value, limit) for value in row)]) for row in cells]  # 0: the line is not filtered
-    colours = [_colour(step / _LEVELS) for step in range(-_LEVELS, _LEVELS + 1)]
+def _picture(rows: Iterable[Row], limit: float) -> str:
+    """The values as a PNG with one pixel each, in a data URI. A missing value is transparent."""
+    lines = [bytes([0, *(_shade(value, limit) for value in row)]) for row in rows]  # 0: the line is not filtered
+    colours = list(map(_colour, _SHADES))
     chunks = {
-        b"IHDR": struct.pack(">IIBBBBB", len(cells[0]), len(cells), 8, 3, 0, 0, 0),  # 8 bits, with a palette
+        b"IHDR": struct.pack(">IIBBBBB", len(lines[0]) - 1, len(lines), 8, 3, 0, 0, 0),  # 8 bits, with a palette
         b"PLTE": bytes([0, 0, 0, *(part for *colour, _ in colours for part in colour)]),
         b"tRNS": bytes([0, *(alpha for *_, alpha in colours)]),
         b"IDAT": zlib.compress(b"".join(lines), 9),

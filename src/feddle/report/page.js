@@ -1,30 +1,30 @@
-// Shows the values of all curves at the round under the pointer. Without this script every point has its own title.
+// Shows the values of all curves at the round under the pointer, from the table below the chart.
 for (const figure of document.querySelectorAll("figure.accuracy")) {
-  const runs = JSON.parse(figure.querySelector("script").textContent);
-  const rounds = [...new Set(runs.flatMap((run) => run.points.map(([at]) => at)))].sort((a, b) => a - b);
+  const curves = [...figure.querySelectorAll(".legend li")];
+  const texts = (row) => [...row.cells].map((cell) => cell.textContent);
+  const rows = [...figure.querySelectorAll(".values tbody tr")].map(texts);
   const readout = figure.querySelector(".readout");
 
-  const fill = (at) => {
+  const fill = ([round, ...values]) => {
     const heading = document.createElement("div");
-    heading.textContent = `Round ${at}`;
-    const rows = runs
-      .map((run) => ({ ...run, value: (run.points.find(([round]) => round === at) || [])[1] }))
-      .filter((run) => run.value !== undefined)
+    heading.textContent = `Round ${round}`;
+    const shown = curves
+      .map((curve, index) => ({ curve, text: values[index], value: parseFloat(values[index].replace("−", "-")) }))
+      .filter(({ value }) => !isNaN(value))
       .sort((a, b) => b.value - a.value)
-      .map((run) => {
+      .map(({ curve, text }) => {
         const row = document.createElement("div");
         const dot = document.createElement("i");
         const value = document.createElement("b");
-        dot.className = run.colour;
-        value.textContent = run.value.toFixed(run.unit ? 1 : 2) + run.unit;
-        row.append(dot, run.label, value);
+        dot.className = curve.className;
+        value.textContent = text;
+        row.append(dot, curve.textContent, value);
         return row;
       });
-    readout.replaceChildren(heading, ...rows);
+    readout.replaceChildren(heading, ...shown);
   };
 
   for (const chart of figure.querySelectorAll("svg.curves")) {
-    chart.querySelectorAll(".hit title").forEach((title) => title.remove());
     const [start, end, last] = ["start", "end", "rounds"].map((name) => Number(chart.dataset[name]));
     const cursor = chart.querySelector(".cursor");
 
@@ -32,12 +32,12 @@ for (const figure of document.querySelectorAll("figure.accuracy")) {
       const box = chart.getBoundingClientRect();
       const scale = chart.viewBox.baseVal.width / box.width;
       const wanted = (((event.clientX - box.left) * scale - start) / (end - start)) * last;
-      const at = rounds.reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a));
-      const x = start + (at / last) * (end - start);
+      const nearest = rows.reduce((a, b) => (Math.abs(b[0] - wanted) < Math.abs(a[0] - wanted) ? b : a));
+      const x = start + (nearest[0] / last) * (end - start);
       cursor.setAttribute("x1", x);
       cursor.setAttribute("x2", x);
       cursor.style.visibility = "visible";
-      fill(at);
+      fill(nearest);
       readout.hidden = false;
       const side = x / scale + 12;
       const fits = side + readout.offsetWidth <= box.width;

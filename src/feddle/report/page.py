@@ -9,7 +9,6 @@ import yaml
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
-from feddle.records import CellRecord
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.coefficients import coefficient_figures
 from feddle.report.grid import CENTER, Grid, Panel
@@ -36,8 +35,6 @@ _SHOWN = 3  # charts of coefficients that are not folded
 
 def write_document(text: str, out: Path) -> Path:
     """Write a text to a file, completely or not at all."""
-    if out.is_dir():
-        raise FeddleError(f"{out}: expected a file to write, but it is a folder; name a file such as report.html")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # "replace": the name of a folder may be invalid Unicode, which the page must not contain.
@@ -45,7 +42,7 @@ def write_document(text: str, out: Path) -> Path:
         write_whole(out, text.encode("utf-8", "replace"), sync=False, contested=True)
     except OSError as error:
         raise FeddleError(
-            f"{out}: expected to write the report there, but {error.strerror}; choose another place"
+            f"{out}: expected to write a file there, but {error.strerror}; name another one, such as report.html"
         ) from error
     return out
 
@@ -93,14 +90,14 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     differing = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
     ranked = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
-    about = "Accuracy of the server’s model after each round. "
+    about = "Accuracy of the server’s model after each round. The legend is sorted by the last value. "
     about += "Lines are means over seeds, bands are their range." if several else "One seed, so no bands."
     curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     which = "as requested" if target is not None else "the median of the column without Center"
     note = (
         f"Cost of a target accuracy ({which}): the number of rounds until the first evaluation that reached it, and the"
         " MB (10⁶ bytes) sent to and from the clients until then. For a server that waits for its slowest client, the"
-        f" waiting time is included.{'' if one else ' Time per run: on the machine that ran it.'}"
+        f" waiting time is included.{'' if one else ' Time, MB up and MB down: of a whole run.'}"
     )
     priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
     return [
@@ -191,8 +188,7 @@ def _coefficients(panel: Panel) -> Markup | None:
 def _staleness(panel: Panel) -> Markup | None:
     charts = []
     for column, head in enumerate(panel.heads):
-        cells = [cell for (_, at), cell in panel.cells.items() if at == column]
-        lines = [[line for run in cell.runs for line in run.history] for cell in cells]
+        lines = [[line for run in cell.runs for line in run.history] for cell in panel.column(column).values()]
         values = [[late for line in found for late in line.get("staleness", [])] for found in lines]
         most = max(values, key=lambda found: (sum(found), len(found)), default=[])
         name = _capital(head) if panel.columns[column] else "Updates"
@@ -214,14 +210,8 @@ def _configs(grid: Grid) -> Markup:
     for cell in grid.cells:
         for run in cell.runs[:1]:
             text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
-            configs.append(folded(cell.name, element("pre", text), paragraph(_made(run.made), "note")))
+            configs.append(folded(cell.name, element("pre", text)))
     return element("section", element("h2", "Configs"), *configs, class_="folded")
-
-
-def _made(made: CellRecord) -> str:
-    """Versions and shortened hashes of a run."""
-    found = {**{name: made.get(name) for name in ("feddle", "torch", "source", "config")}, **made.get("data", {})}
-    return ", ".join(f"{name} {str(value)[:12]}" for name, value in found.items() if value)
 
 
 def commands_section(commands: Sequence[tuple[str, str]], note: str) -> Markup:

@@ -13,17 +13,13 @@ QUICK = (
     "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works. They"
     " do not have the paper’s setting and must not be compared with its numbers."
 )
-MEASURES: Mapping[str, tuple[str, Callable[[float | None], str]]] = {
-    "Last": ("last_accuracy", percent),
-    "Time": ("seconds", duration),
-    "Negative": ("negative_share", percent),
-    "MB up": ("bytes_up", megabytes),
-    "MB down": ("bytes_down", megabytes),
-}
-_ABOUT_MEASURES = {
-    "Last": "Last: the last evaluation.",
-    "Negative": "Negative: share of the coefficients below zero.",
-    "MB up": "MB: 10⁶ bytes sent by and to the clients.",
+# By heading: the number of a run, how it is shown, and what it is.
+_MEASURES: Mapping[str, tuple[str, Callable[[float | None], str], str]] = {
+    "Last": ("last_accuracy", percent, "Last: the last evaluation."),
+    "Time": ("seconds", duration, ""),
+    "Negative": ("negative_share", percent, "Negative: share of the coefficients below zero."),
+    "MB up": ("bytes_up", megabytes, "MB: 10⁶ bytes sent by and to the clients."),
+    "MB down": ("bytes_down", megabytes, ""),
 }
 _HEADS = {
     "dirichlet": "Dir(α): how unevenly the classes are divided between the clients; 0.1 is very uneven, 1 is less so.",
@@ -74,7 +70,7 @@ def results(grid: Grid, panel: Panel, *, measures: bool = True) -> Table:
         entries = _accuracies(panel, row)
         if one:
             cell = panel.at(row, 0)
-            entries += [_measure(panel, cell, head) for head in shown]
+            entries += [_measure(cell.runs, head) for head in shown]
             status = next((run.status for run in cell.runs if run.status), "")
             rows.append(Row(label, entries, row in leaders(panel, 0), status, _row_notes(grid, cell)))
         else:
@@ -115,13 +111,12 @@ def _accuracy(panel: Panel, row: str, column: int) -> Entry:
 def _shown_measures(panel: Panel) -> list[str]:
     """The measures of a panel. The share of negative coefficients is one only if a method has coefficients."""
     searched = any(run.negative_share is not None for run in panel.runs)
-    return [head for head in MEASURES if searched or head != "Negative"]
+    return [head for head in _MEASURES if searched or head != "Negative"]
 
 
-def _measure(panel: Panel, cell: Cell, head: str) -> Entry:
-    number, shown = MEASURES[head]
-    best = head == "Last" and is_best(cell.spread(number), [each.spread(number) for each in panel.cells.values()])
-    return Entry(head, shown(mean_of([getattr(run, number) for run in cell.runs])), best)
+def _measure(runs: Sequence[RunRecord], head: str) -> Entry:
+    number, shown, _ = _MEASURES[head]
+    return Entry(head, shown(mean_of([getattr(run, number) for run in runs])))
 
 
 def _row_notes(grid: Grid, cell: Cell) -> list[str]:
@@ -188,29 +183,23 @@ def footnotes(grid: Grid) -> list[str]:
 def table_notes(grid: Grid, panel: Panel) -> list[str]:
     """All notes below the table of results."""
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
-    small = " Small: the paper’s number." if any(cell.entry.get("paper") for cell in grid.cells) else ""
-    measures = [_ABOUT_MEASURES[head] for head in _shown_measures(panel) if head in _ABOUT_MEASURES]
-    about = " ".join([legend(grid), *(measures if len(panel.columns) == 1 else [])])
-    return [*heads, about + small, *footnotes(grid)]
+    measures = [_MEASURES[head][2] for head in _shown_measures(panel) if len(panel.columns) == 1]
+    return [*heads, " ".join(filter(None, [legend(grid), *measures])), *footnotes(grid)]
 
 
 def cost(panel: Panel, requested: float | None) -> Table:
     """What each row costs to reach a target accuracy; with several columns, also what a run costs."""
     targets = [_target(panel, column, requested) for column in range(len(panel.columns))]
-    whole = ["Time per run", "MB per run"] if len(targets) > 1 else []
+    whole = ["Time", "MB up", "MB down"] if len(targets) > 1 else []  # of a run
     names = [f"{head}: to" if key else "To" for head, key in zip(panel.heads, panel.columns, strict=True)]
     heads = [f"{name} {percent(target)}" for name, target in zip(names, targets, strict=True)]
     rows = []
     for row, label in panel.rows.items():
         if runs := [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]:
             cells = [panel.at(row, column) for column in range(len(targets))]
-            rows.append(Row(label, [*map(Entry, whole, _whole_runs(runs)), *map(_price, heads, cells, targets)]))
+            measures = [_measure(runs, head) for head in whole]
+            rows.append(Row(label, [*measures, *map(_price, heads, cells, targets)]))
     return Table(_heading(panel), [*whole, *heads], rows)
-
-
-def _whole_runs(runs: Sequence[RunRecord]) -> list[str]:
-    sent = [None if run.bytes_up is None or run.bytes_down is None else run.bytes_up + run.bytes_down for run in runs]
-    return [duration(mean_of([run.seconds for run in runs])), megabytes(mean_of(sent))]
 
 
 def _target(panel: Panel, column: int, requested: float | None) -> float | None:

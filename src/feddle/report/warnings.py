@@ -8,8 +8,7 @@ from feddle.report.grid import Grid
 from feddle.report.numbers import counted, listed
 from feddle.report.setting import packages, refusals, refused
 
-_MOST = 4  # names in a list
-_MOST_CLIENTS = 5
+_MOST = 5  # names in a list
 _DIVERGED = "Training diverges at these clients: lower training.lr."
 _ADVICE = {
     "too long": (
@@ -43,7 +42,7 @@ def _refusals(grid: Grid) -> list[str]:
             if each["reason"] == reason
         )
         names = [f"{name} ({count})" for name, count in clients.most_common()]
-        origin = f", from {counted(len(names), 'client')}: {listed(names, _MOST_CLIENTS)}" if names else ""
+        origin = f", from {counted(len(names), 'client')}: {listed(names, _MOST)}" if names else ""
         what = f"The server refused {counted(total, 'update')} of {rows}{origin}. Reason: {reason}."
         found.append(f"{what} {_ADVICE.get(reason, _OTHER_ADVICE)}")
     return found

@@ -4,8 +4,8 @@ from collections import Counter
 from statistics import fmean
 
 from feddle.report.grid import CENTER, Grid, Panel
-from feddle.report.numbers import counted, listed, percent, signed
-from feddle.report.tables import from_clean, leaders
+from feddle.report.numbers import counted, listed
+from feddle.report.tables import leaders, marks
 
 ABOUT = {
     "center": "trains on the server’s data only, without clients. It is the baseline",
@@ -68,8 +68,9 @@ def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
 def lead(grid: Grid) -> list[str]:
     """The result in a few sentences."""
     shown = [panel for panel in grid.panels if panel.runs][:6]
-    sentences = [text for panel in shown for text in (_standing(panel), _noise(grid, panel))]
-    return list(filter(None, [*sentences, *_unfinished(grid), "" if grid.quick else _against_the_paper(grid)]))
+    return list(
+        filter(None, [*map(_standing, shown), *_unfinished(grid), *([] if grid.quick else _against_the_paper(grid))])
+    )
 
 
 def _standing(panel: Panel) -> str:
@@ -79,7 +80,7 @@ def _standing(panel: Panel) -> str:
     shared = set.intersection(*filter(None, known)) if any(known) else set()
     order = _ranking(panel, shared)
     if len(order) < 2:
-        return _alone(panel) if len(panel.columns) == 1 else ""
+        return ""
     (first, top), (second, next_best), *_ = order.items()
     where = "" if len(panel.columns) == 1 else " on average over the settings"
     if len(shared) < len(panel.columns):
@@ -98,59 +99,28 @@ def _standing(panel: Panel) -> str:
     return f"{text}."
 
 
-def _alone(panel: Panel) -> str:
-    runs = [run for run in panel.runs if run.accuracy is not None]
-    if not runs:
-        return "No run has been evaluated so far."
-    if len(runs) > 1:
-        return ""
-    best, last = percent(runs[0].accuracy), percent(runs[0].last_accuracy)
-    return f"The best of the last five evaluations is {best}, the last one is {last}."
-
-
 def _unfinished(grid: Grid) -> list[str]:
-    """The cells that are not final: their names if there are few, else their number."""
-    left = sum(map(len, grid.left_out.values()))
+    """The number of cells that are finished, if not all are, and a few cells without an evaluation by name."""
+    done, left = sum(cell.is_final for cell in grid.cells), sum(map(len, grid.left_out.values()))
     waiting = [cell.name for cell in grid.cells if cell.accuracy is None]
-    open_cells = [cell.name for cell in grid.cells if cell.accuracy is not None and not cell.is_final]
-    if left or len(waiting) > _FEW:
-        done = sum(cell.is_final for cell in grid.cells)
-        whose = "its" if left == 1 else "their"
-        out = f", {left} left out because {whose} data or model is not available here (listed below)" if left else ""
-        return [f"{done} of {len(grid.cells)} cells are finished{out}."]
-    sentences = []
-    if waiting and len(waiting) < len(grid.cells):
-        sentences.append(f"No evaluation yet: {listed(waiting)}.")
-    if open_cells:
-        sentences.append(f"Not finished, so not final: {listed(open_cells, _FEW)}.")
-    return sentences
+    out = f", {left} left out because data or model is not available here (listed below)" if left else ""
+    count = f"{done} of {len(grid.cells)} cells are finished{out}." if done < len(grid.cells) else ""
+    return [count, f"No evaluation yet: {listed(waiting)}." if 0 < len(waiting) <= _FEW and not left else ""]
 
 
-def _against_the_paper(grid: Grid) -> str:
+def _against_the_paper(grid: Grid) -> list[str]:
     """The difference to the paper's numbers, for cells with its setting."""
     final = [(cell, cell.accuracy, cell.entry.get("paper")) for cell in grid.cells if cell.is_final]
     known = [(cell, 100 * ours.mean - paper[0]) for cell, ours, paper in final if ours and paper]
-    gaps = [gap for cell, gap in known if cell.is_table_setting]
-    other = len(known) - len(gaps)
-    why = "because they have substitute data or a changed setting"
-    if not gaps:
-        return f"No cell is compared with the paper, {why}." if other else ""
-    near, gap = sum(abs(each) <= 2 for each in gaps), fmean(gaps)
-    text = (
-        f"Compared with the paper, {near} of {len(gaps)} cells are within two points of its number, "
-        f"and on average {abs(gap):.1f} points {'above' if gap > 0 else 'below'} it"
-    )
-    return f"{text}. Not compared, {why}: {counted(other, 'cell')}." if other else f"{text}."
-
-
-def _noise(grid: Grid, panel: Panel) -> str:
-    """The accuracy that each row loses with random labels, smallest loss first."""
+    gaps = [gap for cell, gap in known if not (marks(cell) or cell.has_other_config)]
     sentences = []
-    for column, head in enumerate(panel.heads):
-        points = {panel.rows[row]: from_clean(panel, row, column) for row in panel.rows}
-        known = sorted(((loss, name) for name, loss in points.items() if loss is not None), key=lambda each: -each[0])
-        if known:
-            where = f"{panel.title}, {head}" if len(grid.panels) > 1 else head
-            texts = ", ".join(f"{name} {signed(loss)}" for loss, name in known)
-            sentences.append(f"{where}, in points from clean labels: {texts}.")
-    return " ".join(sentences)
+    if gaps:
+        near, gap = sum(abs(each) <= 2 for each in gaps), fmean(gaps)
+        sentences.append(
+            f"Compared with the paper, {near} of {len(gaps)} cells are within two points of its number, "
+            f"and on average {abs(gap):.1f} points {'above' if gap > 0 else 'below'} it."
+        )
+    if other := len(known) - len(gaps):
+        why = "because they have substitute data or a changed setting"
+        sentences.append(f"Not compared with the paper, {why}: {counted(other, 'cell')}.")
+    return sentences

@@ -207,7 +207,6 @@ def _how_to_continue(kind: str, path: Path) -> str:
     commands = {
         "federation": f"feddle federation up --out {path}, or `flwr run` with that folder as out",
         "grid": "repeat its `feddle reproduce` command",
-        "cost table": "feddle reproduce server-cost",
     }
     return commands.get(kind, f"feddle resume {path}")
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from feddle.report.files import to_csv, to_latex, to_markdown
 from feddle.report.grid import Grid, read_grid
 from feddle.report.page import page
@@ -138,9 +140,10 @@ def test_of_curves_center_alone_stands_out(tmp_path: Path) -> None:
 # What cannot be relied on
 
 
-def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ['{"data": 5, "resumed_by": 3, "clock": 1}', "[" * 200_000], ids=["types", "depth"])
+def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path, damaged: str) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
-    (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"data": 5, "resumed_by": 3, "clock": 1}')
+    (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text(damaged)
     assert "Without a record of config and data" in page([read_grid(grid.folder)])
     (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"feddle": ["0.1"]}')
     assert "['0.1'] 0.1.0" in to_csv(read_grid(grid.folder))

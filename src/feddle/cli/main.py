@@ -109,7 +109,6 @@ def compare(methods: str | None, out: Path | None, **options: Any) -> None:
     from feddle.run.folder import begin_comparison, check_free, run_or_resume
 
     check_free(out)
-    _fetch(own, quiet=options["quiet"])
     begin_comparison(out, configs, quiet=options["quiet"])
     _run_all({out / name: config for name, config in configs.items()}, out, run_or_resume, quiet=options["quiet"])
 
@@ -135,12 +134,12 @@ def _run_all(
     from feddle.run.folder import RunFolder
     from feddle.run.trackers import tracking
 
-    first = next(iter(configs.values()))  # all have the same data, model and rounds
-    _fetch(first, quiet=quiet)
+    for source in next(iter(configs.values())).sources():  # all have the same data and model
+        source.fetch(quiet=quiet)  # before the display starts, since a download has its own
     try:
-        with RunDisplay(first.rounds, quiet=quiet) as display:
+        with RunDisplay(quiet=quiet) as display:
             for folder, config in configs.items():
-                display.begin(config.method.name, RunFolder(folder).saved_rounds())
+                display.begin(config.method.name, config.rounds, RunFolder(folder).saved_rounds())
                 with tracking(track, folder, config, display.show) as listener:
                     run_one(config, folder, listener, quiet=quiet)
     except (KeyboardInterrupt, StoppedError, OSError, MemoryError) as error:
@@ -151,12 +150,6 @@ def _run_all(
             stop(f"interrupted; the rounds so far are in {out}; to continue: {remedy}", code=130)
         raise FeddleError(f"{_explain(error)}; to continue once that is fixed: {remedy}") from error
     report_on(list(configs), out / REPORT)
-
-
-def _fetch(config: "Config", *, quiet: bool) -> None:
-    """Fetch data and weights before the display starts, since a download has its own progress display."""
-    for source in config.sources():
-        source.fetch(quiet=quiet)
 
 
 @app.command()

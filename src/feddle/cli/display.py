@@ -92,7 +92,7 @@ def terminal_table(grid: Grid, panel: Panel) -> Table:
 class Display(Progress):
     """Progress bars on stderr, so that the output on stdout can be piped. They are disabled without a terminal."""
 
-    def __init__(self, description: str, width: int, *, quiet: bool) -> None:
+    def __init__(self, description: str = "{task.description:<10}", width: int = 40, *, quiet: bool = False) -> None:
         console = Console(stderr=True, quiet=quiet)
         super().__init__(
             TextColumn(description),
@@ -107,9 +107,6 @@ class Display(Progress):
 
 class RunDisplay(Display):
     """Shows the rounds of runs, one run after the other."""
-
-    def __init__(self, *, quiet: bool = False) -> None:
-        super().__init__("{task.description:<10}", 40, quiet=quiet)
 
     def begin(self, label: str, rounds: int, done: int = 0) -> None:
         """A run starts, or continues after some rounds."""
@@ -130,7 +127,7 @@ class GridDisplay(Display):
     """One bar for the grid, counted in rounds, and one for each active run."""
 
     def __init__(self, runs: int, done: int, rounds: int, *, quiet: bool = False) -> None:
-        super().__init__("{task.description}", 20, quiet=quiet)
+        super().__init__("{task.description}", width=20, quiet=quiet)
         self.runs, self.done = runs, done
         self._whole = self.add_task("all rounds", total=rounds, state=self._count())
         self._bars: dict[str, Bar] = {}

@@ -978,16 +978,16 @@ def test_an_operator_is_told_that_a_server_says_nothing(
     status = json.loads((tmp_path / "status.json").read_text())
     assert abs(status["at"] - time.time()) < 60
     with FederationDisplay(tmp_path) as display:
-        display.refresh()
+        display.show()
         assert capsys.readouterr().err == ""
         (tmp_path / "status.json").write_text(json.dumps({**status, "at": time.time() - 100}))
-        display.refresh()
-        display.refresh()
+        display.show()
+        display.show()
         told = capsys.readouterr().err
         assert f"no status from the ServerApp (process {os.getpid()}) for 100 s" in told
         assert told.count("no status") == 1
     with FederationDisplay(tmp_path, since=time.time()) as display:
-        display.refresh()
+        display.show()
         assert capsys.readouterr().err == "", "another process is being started"
     with (console := Console(width=200)).capture() as captured:
         console.print(picture(status, "no status for 100 s"))
@@ -1000,7 +1000,7 @@ def test_an_operator_is_told_word_for_word_and_of_no_damaged_line(
     with FederationDisplay(tmp_path) as display:
         display.say("logs in /data/[bold]/[/x]")
         (tmp_path / "history.jsonl").write_text('x\n{"version": 2, "nodes": 1, "staleness": [0]}\n')
-        display.refresh()
+        display.show()
     assert capsys.readouterr().err.splitlines() == ["logs in /data/[bold]/[/x]", "version 2: 1 nodes, staleness 0"]
 
 

@@ -175,7 +175,7 @@ def test_a_run_that_was_killed_as_it_finished_is_tidied_and_reported(tmp_path: P
 
 
 def test_a_cell_that_was_killed_as_it_finished_is_tidied(tmp_path: Path) -> None:
-    task = Task("a", 0, tmp_path / "a", tiny(workers=0, rounds=2))
+    task = Task("a", tmp_path / "a", tiny(workers=0, rounds=2))
     run_task(task, lambda _: None)
     assert is_done(task)
     (tmp_path / "a" / "checkpoint").mkdir()

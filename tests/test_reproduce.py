@@ -71,7 +71,7 @@ def reproduce(out: Path, *words: str, **overrides: Any) -> Said:
 
 
 def task_in(folder: Path, **changes: Any) -> Task:
-    return Task("a/cell", 0, folder, tiny(workers=0, **changes))
+    return Task("a/cell", folder, tiny(workers=0, **changes))
 
 
 # What the tables are made of
@@ -307,7 +307,7 @@ def test_a_cell_with_another_config_is_never_continued(tmp_path: Path) -> None:
 
 
 def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path: Path) -> None:
-    nothing = Task("a", 0, tmp_path / "a", parse_config({**TINY, "data": {**TINY["data"], "name": "mars"}}))
+    nothing = Task("a", tmp_path / "a", parse_config({**TINY, "data": {**TINY["data"], "name": "mars"}}))
     broken = task_in(tmp_path / "b", training={"lr": 1e30, "epochs": 1})
     failed = {task.label: ended for task, ended in run_tasks([nothing, broken], 1, Silent())}
     assert not failed[nothing.label].begun
@@ -316,7 +316,7 @@ def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path
 
 
 def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None:
-    task = Task("a", 0, tmp_path / "a", tiny(workers=0, delays={"sigma": 0}, method="fedavg"), waits=8.0)
+    task = Task("a", tmp_path / "a", tiny(workers=0, delays={"sigma": 0}, method="fedavg"), waits=8.0)
     asked: list[list[int]] = []
     run_task(task, lambda line: asked.append(line["staleness"]))
     clock = read_cell(task.folder)["clock"]
@@ -631,7 +631,7 @@ def in_browser(html: str, folder: Path) -> Said:
 
 
 def test_tensorboard_hears_of_every_round(tmp_path: Path) -> None:
-    run_task(Task("a", 0, tmp_path / "a", tiny(workers=0), track=("tensorboard",)), lambda _: None)
+    run_task(Task("a", tmp_path / "a", tiny(workers=0), track=("tensorboard",)), lambda _: None)
     files = list((tmp_path / "a" / "tensorboard").iterdir())
     assert len(files) == 1
     assert b"accuracy" in files[0].read_bytes()

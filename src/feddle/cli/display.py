@@ -5,13 +5,14 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
@@ -91,7 +92,7 @@ def terminal_table(grid: Grid, panel: Panel) -> Table:
 class Display(Progress):
     """Progress bars on stderr, so that the output on stdout can be piped. They are disabled without a terminal."""
 
-    def __init__(self, description: str, width: int, *, quiet: bool) -> None:
+    def __init__(self, description: str = "{task.description:<10}", width: int = 40, *, quiet: bool = False) -> None:
         console = Console(stderr=True, quiet=quiet)
         super().__init__(
             TextColumn(description),
@@ -105,86 +106,70 @@ class Display(Progress):
 
 
 class RunDisplay(Display):
-    """Shows the rounds of a run."""
+    """Shows the rounds of runs, one run after the other."""
 
-    def __init__(self, rounds: int, *, quiet: bool = False) -> None:
-        super().__init__("{task.description:<10}", 40, quiet=quiet)
-        self.rounds = rounds
-        self._label, self._task = "", TaskID(0)
-
-    def begin(self, label: str, done: int = 0) -> None:
+    def begin(self, label: str, rounds: int, done: int = 0) -> None:
         """A run starts, or continues after some rounds."""
-        self._label = label
-        self._task = self.add_task(label, total=self.rounds, completed=done, state="")
+        self.add_task(label, total=rounds, completed=done, state="")
 
     def show(self, line: dict[str, Any]) -> None:
         """A round is complete."""
-        self.update(self._task, completed=line["round"])
+        run = self.tasks[-1]
+        self.update(run.id, completed=line["round"])
         if (accuracy := line.get("accuracy")) is not None:
-            self.update(self._task, state=f"accuracy {accuracy:6.1%}")
+            self.update(run.id, state=f"accuracy {accuracy:6.1%}")
             if self.disable:
-                number = f"round {line['round']:>4}/{self.rounds}"
-                self.console.print(f"{self._label:<10} {number}  accuracy {accuracy:.1%}", highlight=False)
+                number = f"round {line['round']:>4}/{run.total}"
+                self.console.print(f"{run.description:<10} {number}  accuracy {accuracy:.1%}", highlight=False)
 
 
 class GridDisplay(Display):
     """One bar for the grid, counted in rounds, and one for each active run."""
 
     def __init__(self, runs: int, done: int, rounds: int, *, quiet: bool = False) -> None:
-        super().__init__("{task.description}", 20, quiet=quiet)
+        super().__init__("{task.description}", width=20, quiet=quiet)
         self.runs, self.done = runs, done
         self._whole = self.add_task("all rounds", total=rounds, state=self._count())
-        self._bars: dict[str, TaskID] = {}
-        self._reached: dict[str, int] = {}
+        self._bars: dict[str, Bar] = {}
 
     def begin(self, task: "Task") -> None:
         """A run has started or was resumed."""
-        self._bars[task.label] = self.add_task(task.label, total=task.config.rounds, state="")
+        self.add_task(task.label, total=task.config.rounds, state="")
+        self._bars[task.label] = self.tasks[-1]
 
     def round(self, task: "Task", line: dict[str, Any]) -> None:
         """A round of a run is complete."""
-        bar, number = self._bars[task.label], line["round"]
-        self.update(bar, completed=number)
-        self.update(self._whole, advance=number - self._reached.get(task.label, 0))
-        self._reached[task.label] = number
+        bar = self._bars[task.label]
+        self.update(self._whole, advance=line["round"] - bar.completed)
+        self.update(bar.id, completed=line["round"])
         if "accuracy" in line:
-            self.update(bar, state=percent(line["accuracy"]))
+            self.update(bar.id, state=percent(line["accuracy"]))
 
     def end(self, task: "Task", ended: "Ended") -> None:
         """A run has ended."""
         self.done += 1
-        self.remove_task(self._bars.pop(task.label))
-        left = task.config.rounds - self._reached.get(task.label, 0)
-        self.update(self._whole, advance=left, state=self._count())
-        what = (
-            f"{percent(ended.accuracy)} ({duration(ended.seconds)})" if not ended.reason else error_line(ended.reason)
-        )
+        bar = self._bars.pop(task.label)
+        self.remove_task(bar.id)
+        self.update(self._whole, advance=task.config.rounds - bar.completed, state=self._count())
+        reached = f"{percent(ended.accuracy)} ({duration(ended.seconds)})"
+        what = error_line(ended.reason) if ended.reason else reached
         self.console.print(f"{self._count()}  {task.label}: {what}", highlight=False, markup=False, soft_wrap=True)
 
     def _count(self) -> str:
         return f"{self.done}/{self.runs} runs"
 
 
-class FederationDisplay:
+class FederationDisplay(Live):
     """Shows a run folder as it changes, on stderr. A status older than `since` is ignored: its process has ended."""
 
     def __init__(self, folder: Path, *, quiet: bool = False, since: float = 0.0) -> None:
+        console = Console(stderr=True, quiet=quiet, force_terminal=False if quiet else None)
+        super().__init__(console=console, auto_refresh=False, transient=not console.is_terminal)
         self.folder = folder
         self.since = since
-        self.console = Console(stderr=True, quiet=quiet)
-        self._live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal and not quiet else None
         self._shown = 0  # lines of history
         self._silent = False
         self._failed: dict[str, int] = {}  # failures shown so far, by node
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def say(self, text: str) -> None:
         """Print a line. Brackets in it, as in a path, are not markup."""
@@ -194,14 +179,14 @@ class FederationDisplay:
         """Whether the run is finished."""
         return bool(read_result(self.folder).get("finished"))
 
-    def refresh(self) -> None:
+    def show(self) -> None:
         """Show the current state."""
         status = read_mapping(self.folder / "status.json")
         new = status.get("at", 0.0) >= self.since
         silence = _silence(status) if new else ""
-        if self._live is not None and status:
-            self._live.update(picture(status, silence), refresh=True)
-        elif self._live is None:
+        if self.console.is_terminal and status:
+            self.update(picture(status, silence), refresh=True)
+        elif not self.console.is_terminal:
             self._print_versions(status.get("rounds"))
             if new:
                 self._print_failures(status)

@@ -73,7 +73,7 @@ def _follow(local: "LocalFederation", run: int, display: FederationDisplay) -> N
     """Show a run until it is finished."""
     asked = time.monotonic()
     while not display.is_finished():
-        display.refresh()
+        display.show()
         time.sleep(0.5)
         if time.monotonic() - asked < _ASK_EVERY:
             continue
@@ -86,7 +86,7 @@ def _follow(local: "LocalFederation", run: int, display: FederationDisplay) -> N
                 raise FeddleError(f"the ServerApp ended ({status}): {words}")
         except FeddleError as error:
             raise StoppedError(f"{error}; to continue once that is fixed: {this_command()}") from error
-    display.refresh()
+    display.show()
 
 
 @federation.command()
@@ -100,9 +100,9 @@ def watch(folder: Path) -> None:
         raise FeddleError(f"{folder}: expected the run folder of a federation, but {found}; check the path")
     with FederationDisplay(folder) as display:
         while not display.is_finished():
-            display.refresh()
+            display.show()
             time.sleep(0.5)
-        display.refresh()
+        display.show()
 
 
 @federation.command()

@@ -23,6 +23,7 @@ from feddle.version import __version__
 
 if TYPE_CHECKING:
     from feddle.run.plan import Config
+    from feddle.run.run import Listener
     from feddle.run.trackers import TrackerName
 
 # Importing torch takes a second or two, so commands import what needs torch when they run.
@@ -83,9 +84,14 @@ def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> N
     config, stem = _load(**options)
     out = out or _new_folder(f"{stem}-{config.method.name}-seed{config.seed}")
     from feddle.run.folder import check_free, run_config
+    from feddle.run.trackers import tracking
+
+    def run_tracked(config: "Config", folder: Path, listener: "Listener", *, quiet: bool) -> None:
+        with tracking(track, folder, config, listener) as tracked:
+            run_config(config, folder, tracked, quiet=quiet)
 
     check_free(out)
-    _run_all({out: config}, out, run_config, quiet=options["quiet"], track=track)
+    _run_all({out: config}, out, run_tracked, quiet=options["quiet"])
 
 
 @app.command()
@@ -106,10 +112,8 @@ def compare(methods: str | None, out: Path | None, **options: Any) -> None:
         other = {**options, "overrides": [*options["overrides"], f"method={name}"], "quiet": True}
         configs[name] = own if name == own.method.name else _load(**other)[0]
     out = out or _new_folder(stem)
-    from feddle.run.folder import begin_comparison, check_free, run_or_resume
+    from feddle.run.folder import begin_comparison, run_or_resume
 
-    check_free(out)
-    _fetch(own, quiet=options["quiet"])
     begin_comparison(out, configs, quiet=options["quiet"])
     _run_all({out / name: config for name, config in configs.items()}, out, run_or_resume, quiet=options["quiet"])
 
@@ -120,29 +124,20 @@ def _new_folder(name: str) -> Path:
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
-def _run_all(
-    configs: "Mapping[Path, Config]",
-    out: Path,
-    run_one: Callable[..., object],
-    *,
-    quiet: bool,
-    track: "tuple[TrackerName, ...]" = (),
-) -> None:
+def _run_all(configs: "Mapping[Path, Config]", out: Path, run_one: Callable[..., object], *, quiet: bool) -> None:
     """Run one config or those of a comparison, each in its folder, one after the other, then report all of them.
 
     If a run stops, the message says how to continue it, unless it stopped before anything was written.
     """
     from feddle.run.folder import RunFolder
-    from feddle.run.trackers import tracking
 
-    first = next(iter(configs.values()))  # all have the same data, model and rounds
-    _fetch(first, quiet=quiet)
+    for source in next(iter(configs.values())).sources():  # all have the same data and model
+        source.fetch(quiet=quiet)  # before the display starts, since a download has its own
     try:
-        with RunDisplay(first.rounds, quiet=quiet) as display:
+        with RunDisplay(quiet=quiet) as display:
             for folder, config in configs.items():
-                display.begin(config.method.name, RunFolder(folder).saved_rounds())
-                with tracking(track, folder, config, display.show) as listener:
-                    run_one(config, folder, listener, quiet=quiet)
+                display.begin(config.method.name, config.rounds, RunFolder(folder).saved_rounds())
+                run_one(config, folder, display.show, quiet=quiet)
     except (KeyboardInterrupt, StoppedError, OSError, MemoryError) as error:
         if not any((out / kept).exists() for kept in (CONFIG, COMPARISON)):
             raise
@@ -151,12 +146,6 @@ def _run_all(
             stop(f"interrupted; the rounds so far are in {out}; to continue: {remedy}", code=130)
         raise FeddleError(f"{_explain(error)}; to continue once that is fixed: {remedy}") from error
     report_on(list(configs), out / REPORT)
-
-
-def _fetch(config: "Config", *, quiet: bool) -> None:
-    """Fetch data and weights before the display starts, since a download has its own progress display."""
-    for source in config.sources():
-        source.fetch(quiet=quiet)
 
 
 @app.command()

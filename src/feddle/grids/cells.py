@@ -3,6 +3,7 @@
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -30,7 +31,7 @@ from feddle.runtimes.simulation import Delays, Simulation
 from feddle.version import __version__, source_digest
 
 source_digest()  # computed on import: the code may be edited while a grid runs
-_HOW = ("seed", "workers", "checkpoint")  # keys that do not change what a config computes
+_HOW = {"seed", "workers", "checkpoint"}  # keys that do not change what a config computes
 _WAITS = "a server that waits has no delays, and its clock uses the σ of the table; leave out -o delays.sigma"
 
 
@@ -96,8 +97,7 @@ def _guide(cell: Cell, given: Mapping[str, str]) -> str:
 
 def config_hash(config: Config) -> str:
     """The SHA-256 of a config without seed, workers and checkpoints."""
-    tree = {key: value for key, value in config.model_dump(mode="json").items() if key not in _HOW}
-    return json_digest(tree)
+    return json_digest(config.model_dump(mode="json", exclude=_HOW))
 
 
 def described(planned: Planned) -> CellEntry:
@@ -120,7 +120,6 @@ class Task:
     """A run that a grid needs."""
 
     name: str  # of the cell
-    seed: int
     folder: Path
     config: Config
     waits: float | None = None
@@ -129,7 +128,7 @@ class Task:
     @property
     def label(self) -> str:
         """The name of the run for readers."""
-        return f"{self.name}, seed {self.seed}"
+        return f"{self.name}, seed {self.config.seed}"
 
 
 @dataclass(frozen=True)
@@ -180,24 +179,22 @@ def run_task(task: Task, listener: Listener) -> Ended:
         return Ended(reason=str(error), begun=(task.folder / CONFIG).exists())
     kept = read_cell(task.folder) or record
     if task.waits is not None:
-        kept["clock"] = clock(task, run)
+        kept["clock"] = clock(task.config, task.waits, run)
     write_record(task.folder / CELL, kept)
     result = read_result(task.folder)
     return Ended(result["accuracy"], result["seconds"])
 
 
-def clock(task: Task, run: Run[Simulation] | None) -> list[int]:
+def clock(config: Config, sigma: float, run: Run[Simulation] | None) -> list[int]:
     """The end of each round of a server that waits for its slowest client, in rounds of a server that does not wait."""
-    assert task.waits is not None
-    run = run or simulated(task.config.model_copy(update={"workers": 0}), build_problem(task.config, quiet=True))
-    delays = Delays(sigma=task.waits, per=task.config.delays.per)
-    jobs: dict[int, int] = {}
+    run = run or simulated(config.model_copy(update={"workers": 0}), build_problem(config, quiet=True))
+    delays = Delays(sigma=sigma, per=config.delays.per)
+    jobs: Counter[int] = Counter()
     lengths = []
-    for now in range(task.config.rounds):
+    for now in range(config.rounds):
         asked = run.runtime.sample(now)
-        waiting = (delays.draw(Job(client, jobs.get(client, 0), now), task.config.seed) for client in asked)
-        lengths.append(1 + max(waiting))
-        jobs |= {client: jobs.get(client, 0) + 1 for client in asked}
+        lengths.append(1 + max(delays.draw(Job(client, jobs[client], now), config.seed) for client in asked))
+        jobs.update(asked)
     return list(accumulate(lengths))
 
 

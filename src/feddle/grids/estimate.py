@@ -1,6 +1,5 @@
 """Estimate the time of a cell: a short measurement of its model, times the number of examples in its config."""
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -19,8 +18,8 @@ from feddle.methods.feddle.method import AtlasOptions
 from feddle.methods.feddle.search import LbfgsSearch
 from feddle.methods.fedft import FedFTOptions
 from feddle.methods.hfcl import HfclOptions
+from feddle.models.options import ModelOptions
 from feddle.run.plan import Config
-from feddle.run.problem import build_model
 from feddle.training.machine import one_thread
 from feddle.training.train import Recipe
 
@@ -32,7 +31,7 @@ def core_seconds(config: Config) -> float:
     """The approximate time of a run on one core."""
     held = contents_of(config.data.name)
     train, test, classes = _UNKNOWN if held is None else (held.train, held.test, held.num_classes)
-    step, evaluation = _measured(config.model.model_dump_json(), config.data.image_size, config.data.channels, classes)
+    step, evaluation = _measured(config.model, classes, config.data.image_size, config.data.channels)
     evaluations = math.ceil(config.rounds / config.evaluation.every)
     outside = config.data.server.name is not None
     server = config.data.server.samples_per_round if outside else config.data.server.samples or 1000
@@ -70,10 +69,9 @@ def _server_passes(config: Config) -> float:
 
 
 @cache
-def _measured(model: str, size: int, channels: int, classes: int) -> tuple[float, float]:
+def _measured(model: ModelOptions, classes: int, size: int, channels: int) -> tuple[float, float]:
     """Seconds that one core needs to train on an example, and to evaluate one."""
-    config = Config.model_validate({"model": json.loads(model), "data": {"image_size": size, "channels": channels}})
-    built = build_model(config, classes)
+    built = model.build(classes, size, channels)
     count = 32 if size <= 64 else 4
     images = torch.zeros(count, channels, size, size).contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(count, dtype=torch.long)

@@ -43,7 +43,7 @@ def tasks_of(
     tasks = []
     for cell, config, seed in runs:
         config = config.model_copy(update={"seed": seed, "workers": spare if spare > 1 else 0})
-        tasks.append(Task(cell.name, seed, out / cell.name / f"seed{seed}", config, cell.waits, track))
+        tasks.append(Task(cell.name, out / cell.name / f"seed{seed}", config, cell.waits, track))
     return tasks
 
 

@@ -476,9 +476,8 @@ def test_the_options_of_the_other_methods_reach_them() -> None:
     hfcl = strategy_of(name="hfcl", late="average_models")
     assert (hfcl.late, hfcl.recipe) == ("average_models", Recipe(epochs=1))
     feddf = strategy_of(name="feddf", late="add_deltas", lr=0.5, epochs=7, temperature=3, average="losses", patience=2)
-    assert feddf.late == "add_deltas"
-    assert feddf.recipe == Recipe(lr=0.5, epochs=7)
-    assert (feddf.temperature, feddf.average, feddf.patience) == (3.0, "losses", 2)
+    assert (feddf.options.late, feddf.recipe) == ("add_deltas", Recipe(lr=0.5, epochs=7))
+    assert (feddf.options.temperature, feddf.options.average, feddf.options.patience) == (3.0, "losses", 2)
     convex = strategy_of(name="convex", lr=0.5, epochs=7, batch_size=3)
     assert (convex.lr, convex.epochs, convex.batch_size) == (0.5, 7, 3)
     assert strategy_of(name="median", lr=0.5).lr == 0.5

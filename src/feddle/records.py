@@ -21,6 +21,7 @@ from feddle.core.parse import parse_yaml
 CONFIG = "config.yaml"
 HISTORY = "history.jsonl"  # one HistoryLine for each round
 RESULT = "result.json"  # Result
+DATA = "data.json"  # DataRecord
 MODEL = "model.safetensors"
 CHECKPOINT = "checkpoint"
 REPORT = "report.html"
@@ -35,6 +36,8 @@ _LARGEST = 10**30  # larger numbers would overflow in a chart
 _LONGEST = 200  # characters of a reason, which may hold the text of a client
 
 Number = Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST)]
+Amount = Annotated[int, Field(ge=0, lt=_LARGEST)]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]  # a bit for each test image
 Text = Annotated[str, AfterValidator(lambda text: one_line(text, _LONGEST))]
 
 
@@ -93,8 +96,22 @@ class Result(TypedDict, total=False):
     zero_updates: int
     attack: dict[str, Any] | None
     privacy: PrivacyLoss | None
+    correct: Hex  # which test images the last model has right, of a finished run
     feddle: str
     torch: str
+
+
+class DataRecord(TypedDict, total=False):
+    """How many images a run uses for what, and which client has which classes."""
+
+    train: Amount  # of all clients; missing in a federation, which does not know them
+    guidance: Amount  # at the server
+    test: Amount
+    guess: Annotated[float, Field(ge=0, le=1)]  # accuracy of always guessing the most frequent class
+    digest: str  # of all labels and of the partition
+    clients: Amount  # that have images
+    shown: list[int]  # some of these clients, in order
+    counts: list[list[Amount]]  # number of images of each class, for each of them
 
 
 class CellRecord(TypedDict, total=False):
@@ -149,6 +166,7 @@ class RunRecord:
     config: Mapping[str, Any]
     history: Sequence[HistoryLine]
     result: Result
+    data: DataRecord  # empty in folders of earlier versions
     made: CellRecord  # empty unless the run belongs to a grid
     accuracy: float | None
     last_accuracy: float | None
@@ -164,6 +182,12 @@ class RunRecord:
         named = section.get("name") if isinstance(section, dict) else section
         names = [name.strip() for name in (self.result.get("method"), named) if isinstance(name, str)]
         return next(filter(None, names), self.folder.resolve().name)
+
+    @property
+    def correct(self) -> int | None:
+        """A bit for each test image that the last model has right; None if it is unknown."""
+        bits = self.result.get("correct")
+        return None if bits is None else int(bits, 16)
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -197,6 +221,11 @@ def summary(history: Sequence[HistoryLine]) -> Result:
     }
 
 
+def hex_of(bits: Sequence[bool]) -> str:
+    """Bits as hexadecimal digits, the first bit in front."""
+    return f"{int(''.join('01'[bit] for bit in bits) or '0', 2):x}"
+
+
 def finite(value: object) -> float | None:
     """The value as a float; None if it is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -222,7 +251,8 @@ def read_run(folder: Path) -> RunRecord:
     numbers = {**summary(history), **checked} if history else checked
     names = ("accuracy", "last_accuracy", "negative_share", "seconds", "bytes_up", "bytes_down")
     kept = {name: numbers.get(name) for name in names}
-    return RunRecord(folder, config, history, cast(Result, checked), read_cell(folder), **kept)
+    data = cast(DataRecord, _checked(read_mapping(folder / DATA), DataRecord))
+    return RunRecord(folder, config, history, cast(Result, checked), data, read_cell(folder), **kept)
 
 
 def read_result(folder: Path) -> Result:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
@@ -107,6 +107,22 @@ def as_examples(data: Examples | Dataset[Any]) -> Examples:
     if hasattr(data, "take") and hasattr(data, "__len__"):
         return data
     raise FeddleError(f"expected a map-style torch Dataset of (input, target) pairs, got {type(data).__name__}")
+
+
+def labels_of(examples: Examples) -> Tensor | None:
+    """The classes of all examples; None if they are not known without reading the inputs, or are no classes."""
+    match examples:
+        case Selection():
+            known = labels_of(examples.examples)
+            return None if known is None else known[examples.index]
+        case Images() | Relabelled():
+            found: Any = examples.labels
+        case FromDataset(dataset=TensorDataset() as dataset):
+            found = dataset.tensors[-1]
+        case _:
+            return None
+    are_classes = found.ndim == 1 and found.dtype == torch.int64 and not (found < 0).any()
+    return found if are_classes else None
 
 
 def are_finite(examples: Examples) -> bool:

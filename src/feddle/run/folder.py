@@ -17,7 +17,8 @@ from safetensors.torch import save
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.records import CHECKPOINT, COMPARISON, CONFIG, HISTORY, MODEL, RESULT, json_digest, read_result
+from feddle.records import CHECKPOINT, COMPARISON, CONFIG, DATA, HISTORY, MODEL, RESULT, json_digest, read_result
+from feddle.run.census import census
 from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, parse_config, read_yaml, started_in
 from feddle.run.plan import Config, Plan
@@ -260,6 +261,7 @@ def go_to_the_end(run: Run[Runtime], folder: RunFolder, pace: Pace, listener: Li
         if listener is not None:
             listener(line)
 
+    folder.replace(DATA, json.dumps(census(run.problem)).encode())
     try:
         run.go(record)
         folder.finish(run)

@@ -22,7 +22,7 @@ from feddle.core.search import Observer
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.data.examples import are_finite
 from feddle.methods.strategy import Strategy
-from feddle.records import HistoryLine, PrivacyLoss, Result, summary
+from feddle.records import HistoryLine, PrivacyLoss, Result, hex_of, summary
 from feddle.run.diagnostics import Diagnostics
 from feddle.run.plan import Plan, SimulationPlan
 from feddle.run.problem import Problem
@@ -57,6 +57,7 @@ class Run(Generic[Where]):
     diagnostics: Diagnostics | None = None
     history: list[Line] = field(default_factory=list)
     seconds: float = 0.0
+    correct: Tensor | None = None  # which test examples the last evaluation of this process had right
     _started: bool = False
 
     @property
@@ -147,6 +148,7 @@ class Run(Generic[Where]):
                 f"the model's test loss became {score.loss} by round {number}; lower training.lr "
                 f"(now {self.plan.training.lr:g}) or the method's own learning rate"
             )
+        self.correct = score.correct
         return {"accuracy": score.accuracy, "test_loss": score.loss}
 
     @property
@@ -167,6 +169,8 @@ class Run(Generic[Where]):
             "feddle": __version__,
             "torch": torch.__version__,
         }
+        if kept["finished"] and self.correct is not None:  # the last round is always evaluated
+            kept["correct"] = hex_of(self.correct.tolist())
         return {**kept, **self.runtime.facts()}
 
     def _spent(self, privacy: Privacy) -> PrivacyLoss:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -148,10 +148,11 @@ def loss_and_gradient(
 
 @dataclass(frozen=True)
 class Score:
-    """The quality of a model on examples: mean loss, and accuracy as a fraction."""
+    """The quality of a model on examples: mean loss, accuracy as a fraction, and which examples are right (n,)."""
 
     loss: float
     accuracy: float
+    correct: Tensor = field(compare=False, repr=False)
 
 
 @torch.no_grad()
@@ -159,10 +160,11 @@ def evaluate(model: nn.Module, examples: Examples, loss: Loss = F.cross_entropy,
     """Loss and accuracy of a classifier."""
     model.eval()
     device = next(model.parameters()).device
-    total, correct = 0.0, 0
+    total, correct = 0.0, []
     for index in in_order(len(examples), batch_size):
         inputs, targets = (part.to(device) for part in examples.take(index))
         outputs = model(inputs)
         total += loss(outputs, targets).item() * len(index)
-        correct += int((outputs.argmax(1) == targets).sum())
-    return Score(total / len(examples), correct / len(examples))
+        correct.append((outputs.argmax(1) == targets).cpu())
+    right = torch.cat(correct)
+    return Score(total / len(examples), int(right.sum()) / len(examples), right)

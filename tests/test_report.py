@@ -21,7 +21,7 @@ import needs
 from command import PYTHON, run_feddle, run_process
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
-from feddle.records import read_run
+from feddle.records import hex_of, read_run
 from feddle.report.axes import round_axis, thinned, tick_text, value_axis
 from feddle.report.grid import Grid, grid_of_runs, read_grids
 from feddle.report.markup import element
@@ -43,8 +43,12 @@ def make_run(
     coefficients: Sequence[float] = (),
     config: dict[str, Any] | None = None,
     result: dict[str, Any] | None = None,
+    tests: int = 1000,
 ) -> Path:
-    """Write a run folder; `result` adds to the usual one, and `{}` leaves the file out."""
+    """Write a run folder; `result` adds to the usual one, and `{}` leaves the file out.
+
+    Of the `tests` test images, the last model has the first ones right. Without any, the folder has no record of them.
+    """
     folder.mkdir(parents=True)
     settings = {
         "seed": 0,
@@ -64,8 +68,13 @@ def make_run(
             entry["coefficients"] = list(coefficients)
         lines.append(json.dumps(entry) + "\n")
     (folder / "history.jsonl").write_text("".join(lines))
+    right = tests * ([0, *accuracies][-1] or 0)
+    usual: dict[str, Any] = {"correct": hex_of([at + 0.5 < right for at in range(tests)])} if tests else {}
+    if tests:
+        data = {"train": 50_000, "guidance": 500, "test": tests, "guess": 0.1, "digest": "d"}
+        (folder / "data.json").write_text(json.dumps(data))
     if result is None or result:
-        usual = {"method": method, "seconds": 61.2, "finished": True, "feddle": "0.1.0", "torch": "2.13.0"}
+        usual |= {"method": method, "seconds": 61.2, "finished": True, "feddle": "0.1.0", "torch": "2.13.0"}
         (folder / "result.json").write_text(json.dumps(usual | (result or {})))
     return folder
 
@@ -219,10 +228,10 @@ def test_numbers_are_shown_as_people_say_them() -> None:
 @pytest.mark.parametrize(
     ("accuracies", "head", "said"),
     [
-        ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "r0 reaches 81.0%, 6.0 percentage points more than r1 (75.0%)."),
+        ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "r0 reaches 81.0%, 6.0 percentage points more than r1 (75.0%) ("),
         ([0.81, 0.80], "r0 leads by 1.0 points", "r0 reaches 81.0%, 1.0 percentage points more than r1"),
-        ([0.5, 0.50001], "r1 and r0 are equal", "r1 and r0 reach 50.0%."),
-        ([0.1, 0.1, 0.1], "r0, r1 and r2 are equal", "r0, r1 and r2 reach 10.0%."),
+        ([0.5, 0.50001], "No difference that 1,000 test images can show", "r1 50.0% and r0 50.0%: no difference that"),
+        ([0.81, 0.809, 0.7], "r0 and r1: no difference that 1,000 test images can show", "p = 1). r2: behind r0."),
         ([0.5, None], "r0 reaches 50.0%", "No evaluation yet: r1."),
         ([None], "No evaluation yet", "No evaluation yet: r0."),
     ],
@@ -311,8 +320,9 @@ def test_the_page_shows_all_parts(tmp_path: Path) -> None:
     make_run(tmp_path / "r" / "b c", "fedbuff", [0.5, 0.7], result=odd)
     html = written([tmp_path / "r"], tmp_path / "new" / "place")
     document = Document(html)
-    assert document.inside("h1") == ["feddle leads by 10.0 points"]
-    assert {"feddle", "80.0%"} <= set(document.inside("strong"))
+    assert document.inside("h1") == ["No winner: not all runs are finished"]
+    assert {"80.0%", "70.0%"} <= set(document.inside("td"))  # so none is bold
+    assert "Images: 50,000 for training, 500 for guidance at the server and 1,000 for testing." in document.inside("p")
     assert "70.0%" in document.inside("td")
     assert "25.0%" in document.inside("td")
     assert {"interrupted, round 2", "updates refused: NaN (3)", spent} <= set(document.inside("small"))

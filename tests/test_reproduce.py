@@ -217,7 +217,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     assert record["config"] == held["cnn/fashion-mnist/dir0.1/sigma20/fedbuff"]["config"]
     html = (out / "report.html").read_text()
     assert drawings(html, "curves")
-    assert "One seed, so no bands." in html
+    assert "The band of one seed is the interval of 95 %" in html
     # a run that is removed and run again gives the same number
     accuracy = json.loads(before[runs[0]])["accuracy"]
     shutil.rmtree(runs[0].parent)
@@ -422,7 +422,13 @@ def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: 
             cells[name] = {"key": key, "paper": [80.0, 1.0], "server": "own", "config": "c", "left_out": ""}
             cells[name]["substitute"] = "CIFAR-10 guides instead of ImageNet" if method == "feddle-ood" else ""
             for seed, curve in enumerate(seeds):
-                run = make_run(folder / name / f"seed{seed}", method, curve, [0.2, -0.1] if "feddle" in method else [])
+                run = make_run(
+                    folder / name / f"seed{seed}",
+                    method,
+                    curve,
+                    [0.2, -0.1] if "feddle" in method else [],
+                    {"seed": seed},
+                )
                 lines = [
                     json.loads(line) | {"staleness": [0, 3]}
                     for line in (run / "history.jsonl").read_text().splitlines()
@@ -450,7 +456,7 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     html = page([grid])
     document = Document(html)
-    assert document.inside("h1") == ["Feddle-Id is best in 2 of 2 settings"]
+    assert document.inside("h1") == ["Feddle-Id leads in 2 of 2 settings"]
     assert "75.0 ± 7.1" in document.inside("u")  # above Center
     assert "75.0 ± 7.1" not in document.inside("td")
     assert "45.0 ± 7.1" in document.inside("td")
@@ -462,13 +468,14 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     assert "feddle x" in document.inside("code")
     assert any(text.startswith("σ: delay of the updates in rounds") for text in document.inside("p"))
     assert not re.search(r"https?://|@import|url\(|<link", html)
-    assert html.count('class="band') == 2 * 2 * 3  # wide and narrow, two settings, three methods with two seeds
+    assert html.count('class="band') == 2 * 2 * 4  # wide and narrow, two settings, four methods
 
 
 def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     text = " ".join(lead(grid))
-    assert "Feddle-Id reaches 75.0% on average over the settings, 10.0 percentage points more than Feddle-Ood" in text
+    assert "Feddle-Id reaches 75.0% and Feddle-Ood reaches 65.0% on average over the settings; " in text
+    assert "Leads that the test images and seeds support: Feddle-Id in 2 of 2 settings." in text
     assert "2 of the other 3 are above Center (60.0%)" in text
     assert "7 of 8 cells are finished, 1 left out" in text
     assert "within two points of its number, and on average" in text
@@ -606,7 +613,7 @@ def test_watching_ends_with_the_grid(tmp_path: Path) -> None:
 def test_a_browser_shows_a_grid_without_an_error_and_without_the_network(tmp_path: Path) -> None:
     html = page([make_grid(tmp_path / "g", CURVES)])
     shown = in_browser(pointed_at(html), tmp_path / "page")
-    assert "Feddle-Id is best in 2 of 2 settings" in shown.out
+    assert "Feddle-Id leads in 2 of 2 settings" in shown.out
     assert "<div>Round 1</div>" in shown.out  # the script has run
     assert "CONSOLE" not in shown.err
     fetching = html.replace("<main>", '<main><img src="http://example.com/x.png" alt="">')

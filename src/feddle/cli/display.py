@@ -20,7 +20,7 @@ from feddle.core.errors import one_line
 from feddle.records import HISTORY, parse_mapping, read_mapping, read_result
 from feddle.report.grid import Grid, Panel
 from feddle.report.numbers import duration, percent
-from feddle.report.setting import remarks
+from feddle.report.setting import images, remarks
 from feddle.report.tables import QUICK, footnotes, results
 from feddle.report.warnings import warnings
 from feddle.report.words import lead
@@ -58,10 +58,11 @@ def print_grid(grid: Grid) -> None:
     for panel in grid.panels:
         if panel.runs:
             Console().print(terminal_table(grid, panel))
+            click.echo(images(panel.runs) or "Images: not recorded by the version of feddle that ran this.")
     for cell in grid.cells:
         for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
             click.echo(f"{cell.name}: {remark}")
-    sentences = lead(grid) if "title" in grid.record else []  # for single runs the table is enough
+    sentences = lead(grid) if len(grid.cells) > 1 else []  # for a single run the table is enough
     alerts = [f"Warning: {text}" for text in warnings(grid)]
     for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *alerts, *sentences):
         click.echo(text)

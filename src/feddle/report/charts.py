@@ -36,17 +36,18 @@ class Curve:
         return f"d{self.index // COLOURS % DASHES} s{self.index % COLOURS}{' first' if self.stands_out else ''}"
 
 
-def curve_chart(curves: Sequence[Curve], caption: str = "", unit: str = "%") -> Markup:
+def curve_chart(curves: Sequence[Curve], caption: str = "", unit: str = "%", chance: float | None = None) -> Markup:
     """A legend, the curves in both sizes and their values as a table, highest last value first.
 
-    `unit` is `%` or empty.
+    `unit` is `%` or empty. Percentages start at 0, so that differences do not look larger than they are. `chance` is
+    drawn as a line.
     """
     curves = sorted(curves, key=lambda curve: curve.points[-1][1], reverse=True)
     return element(
         "figure",
         element("figcaption", caption) if caption else None,
         element("ul", *map(_legend_item, curves), class_="legend"),
-        *(_draw_curves(curves, size, unit) for size in _sizes(380, 300)),
+        *(_draw_curves(curves, size, unit, chance) for size in _sizes(380, 300)),
         element("div", class_="readout", hidden="hidden"),
         _values_table(curves, unit),
         class_="accuracy",
@@ -68,8 +69,9 @@ def _values_table(curves: Sequence[Curve], unit: str, most: int = 100) -> Markup
     return folded("Values as a table", element("div", shown, class_="scroll"))
 
 
-def _draw_curves(curves: Sequence[Curve], size: Size, unit: str) -> Markup:
-    values = [value for curve in curves for _, *found in (*curve.points, *curve.band) for value in found]
+def _draw_curves(curves: Sequence[Curve], size: Size, unit: str, chance: float | None) -> Markup:
+    values = [0.0] if unit else []
+    values += [value for curve in curves for _, *found in (*curve.points, *curve.band) for value in found]
     bounds = (0, 100) if unit else (-math.inf, math.inf)
     y = value_axis(values, size.height - 44, 12, most_ticks=6, least_span=2 if unit else 0.02, bounds=bounds)
     last = max(curve.points[-1][0] for curve in curves)
@@ -80,6 +82,7 @@ def _draw_curves(curves: Sequence[Curve], size: Size, unit: str) -> Markup:
         "curves",
         f"{'Accuracy over' if unit else 'Over'} rounds. Last values: {ends}.",
         frame(x, y, unit),
+        None if chance is None else _level(chance, x, y),
         element("line", class_="cursor", y1=y.end, y2=y.start),
         *(_band(curve, x, y) for curve in curves if curve.band),
         *(_line(curve, x, y) for curve in reversed(curves)),  # the first one on top
@@ -87,6 +90,13 @@ def _draw_curves(curves: Sequence[Curve], size: Size, unit: str) -> Markup:
         data_end=x.end,
         data_rounds=x.high,
     )
+
+
+def _level(chance: float, x: Axis, y: Axis) -> Markup:
+    """The accuracy of a guess as a line, with its name at the right end."""
+    at = y.place(chance)
+    line = element("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="chance")
+    return join(line, element("text", f"chance {_shown(chance, '%')}", x=x.end, y=at + 14, class_="tick end"))
 
 
 def _path(points: Sequence[tuple[int, float]], x: Axis, y: Axis) -> str:

@@ -6,16 +6,17 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal
 
 from feddle.core.errors import FeddleError
 from feddle.report.charts import COLOURS, DASHES
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
 from feddle.report.numbers import NONE, Spread, counted, mean_of
 from feddle.report.page import write_document
-from feddle.report.setting import refused
+from feddle.report.setting import images, refused
 from feddle.report.tables import QUICK, Entry, footnotes, from_clean, legend, marks, results
 from feddle.report.warnings import sources, warnings
+from feddle.report.words import verdicts
 
 _COSTS = ("seconds", "bytes_up", "bytes_down", "negative_share")
 _INK = ("#0b4a94", "#d0700f", "#147f46", "#8a3a66", "#1f8fef", "#9d1a05")  # the page's colours
@@ -44,7 +45,12 @@ def _title(grid: Grid) -> str:
 
 def _notes(grid: Grid) -> list[str]:
     left_out = [f"Left out, {counted(len(cells), 'cell')}: {reason}" for reason, cells in grid.left_out.items()]
-    return [legend(grid), *footnotes(grid), *warnings(grid), *left_out]
+    return [*_counts(grid), legend(grid), *footnotes(grid), *warnings(grid), *verdicts(grid), *left_out]
+
+
+def _counts(grid: Grid) -> list[str]:
+    """How many images the runs of each panel use."""
+    return [f"{panel.title}: {text}".removeprefix(": ") for panel in grid.panels if (text := images(panel.runs))]
 
 
 def to_markdown(grid: Grid) -> str:
@@ -144,6 +150,7 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
         "quick": int(grid.quick),
         "substitute": entry.get("substitute", ""),
         "left_out": entry.get("left_out", ""),
+        **{use: _range(cell, use) for use in ("train", "guidance", "test")},
         "refused": sum(refused(run).total() for run in cell.runs),
         "changed": " ".join(entry.get("changed") or ()),
         "other_config": int(cell.has_other_config),
@@ -151,6 +158,12 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
         "feddle": " ".join(dict.fromkeys(str(run.made["feddle"]) for run in cell.runs if "feddle" in run.made)),
         "source": " ".join(dict.fromkeys(source for run in cell.runs for source in sources(run))),
     }
+
+
+def _range(cell: Cell, use: Literal["train", "guidance", "test"]) -> str:
+    """How many images the runs of a cell use for something; two numbers if its seeds differ."""
+    found = [run.data[use] for run in cell.runs if use in run.data]
+    return "–".join(map(str, dict.fromkeys((min(found), max(found))))) if found else ""
 
 
 def _numbers(spread: Spread | None, mean: str, std: str) -> dict[str, str]:
@@ -166,7 +179,7 @@ def _draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
     except ImportError as error:
         raise FeddleError("figures need matplotlib; pip install 'feddle[figures]'") from error
     folder.mkdir(parents=True, exist_ok=True)
-    notes = "\n".join(line for text in footnotes(grid) for line in wrap(text, 110))
+    notes = "\n".join(line for text in (*_counts(grid), *footnotes(grid)) for line in wrap(text, 110))
     written = []
     for panel in grid.panels:
         for column, head in enumerate(panel.heads):
@@ -174,7 +187,7 @@ def _draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
             axes = figure.add_subplot()
             if not _plot(axes, panel, column):
                 continue
-            axes.set(xlabel="round", ylabel="accuracy, %")
+            axes.set(xlabel="round", ylabel="accuracy, %", ylim=(0, None))
             axes.set_title(", ".join(filter(None, (panel.title, head))), fontsize=9)
             figure.supxlabel(notes, fontsize=5)
             axes.legend(fontsize=7, ncols=2, frameon=False)
@@ -197,7 +210,10 @@ def _plot(axes: Any, panel: Panel, column: int) -> bool:
         axes.plot(rounds, values, style, color=ink, lw=1.2, label=label + marks(cell))
         if band:
             axes.fill_between(*zip(*band, strict=True), color=ink, alpha=0.16, lw=0)
-    return bool(axes.lines)
+    drawn = bool(axes.lines)
+    if drawn and (guess := panel.guess(column)) is not None:
+        axes.axhline(guess, color="gray", ls=":", lw=1, label=f"chance {guess:.1f}%")
+    return drawn
 
 
 _TABLES = {"csv": ("csv", to_csv), "markdown": ("md", to_markdown), "latex": ("tex", to_latex)}

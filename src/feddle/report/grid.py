@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,7 +11,7 @@ import yaml
 
 from feddle.core.errors import FeddleError
 from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite, read_grid_record, read_run
-from feddle.report.numbers import Spread, listed, spread_of
+from feddle.report.numbers import Spread, binomial_interval, listed, mean_of, spread_of
 
 CENTER = "center"
 PANEL_AXES = ("model", "dataset")  # each of their values has its own tables
@@ -20,7 +20,7 @@ _KEYS = {  # config keys of columns
     "delay_sigma": ("delays", "sigma"),
     "label_noise": ("data", "label_noise"),
 }
-_HOW = ("seed", "workers", "checkpoint")  # keys that do not change what a config computes
+HOW = ("seed", "workers", "checkpoint")  # keys that do not change what a config computes
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class Cell:
     def curve(self, field: str = "accuracy") -> tuple[list[tuple[int, float]], list[tuple[int, float, float]]]:
         """The mean over seeds in the rounds that all seeds have, and the range of the seeds. Accuracy is in per cent.
 
-        With a single seed, the range is that of its clients, if the field has one.
+        With a single seed, the range is that of its clients, if the field has one. For accuracy it is the interval that
+        the number of test images leaves open.
         """
         curves = [_values(run, field, "mean") for run in self.runs]
         shared = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -68,6 +69,8 @@ class Cell:
         if len(curves) == 1:
             low, high = (_values(self.runs[0], field, end) for end in ("min", "max"))
             band = [(at, low[at], high[at]) for at in low if at in high] if low != high else []
+            if field == "accuracy" and (tests := self.runs[0].data.get("test")):
+                band = [(at, *binomial_interval(found, tests)) for at, (found,) in values.items()]
         return [(at, fmean(found)) for at, found in values.items()], band
 
 
@@ -96,7 +99,6 @@ class Panel:
     heads: Sequence[str]  # column names for readers
     cells: Mapping[tuple[str, int | None], Cell]
     axis: str = "method"  # of the rows
-    leader: str = CENTER  # the row that charts emphasise
 
     def at(self, row: str, column: int) -> Cell:
         """The cell in a row and column, or the one that belongs to all columns; without runs if there is none."""
@@ -105,6 +107,12 @@ class Panel:
     def column(self, column: int) -> dict[str, Cell]:
         """The cells of a column by row."""
         return {row: self.at(row, column) for row in self.rows}
+
+    def guess(self, column: int) -> float | None:
+        """The accuracy of always guessing the most frequent class, in per cent; None if it is unknown."""
+        runs = [run for cell in self.column(column).values() for run in cell.runs]
+        share = mean_of([run.data.get("guess") for run in runs])
+        return None if share is None else 100 * share
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -173,7 +181,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     runs = [read_run(folder) for folder in _run_folders(folders)]
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:
-        config = {key: value for key, value in run.config.items() if key not in _HOW}
+        config = {key: value for key, value in run.config.items() if key not in HOW}
         groups.setdefault(yaml.safe_dump(config), []).append(run)
     members = list(groups.values())
     if any(len({str(run.config.get("seed")) for run in group}) < len(group) for group in members):
@@ -182,7 +190,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     cells = [Cell(label, {"key": {"method": label}}, group) for label, group in zip(labels, members, strict=True)]
     cells.sort(key=lambda cell: -1.0 if cell.accuracy is None else cell.accuracy.mean, reverse=True)
     record: GridRecord = {"grid": "runs", "axes": {"method": [{"value": c.name, "words": c.name} for c in cells]}}
-    panels = [replace(panel, leader=cells[0].name) for panel in _panels(record, cells)]
+    panels = _panels(record, cells)
     named = [(cell.name, run) for cell in cells for run in cell.runs]
     commands = [(name, shlex.join(["feddle", "run", str(run.folder / CONFIG)])) for name, run in named]
     return Grid(cells[0].runs[0].folder.parent, record, panels, cells, commands)

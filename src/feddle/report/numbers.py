@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import fmean, stdev
 
 NONE = "–"
@@ -27,6 +28,13 @@ def spread_of(values: Sequence[float | None]) -> Spread | None:
     if not known:
         return None
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+
+
+def binomial_interval(percentage: float, count: int) -> tuple[float, float]:
+    """Wilson's interval of 95 % around a percentage of `count` images."""
+    z, share = 1.96, min(max(percentage / 100, 0.0), 1.0)
+    middle, half = share + z * z / (2 * count), z * sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    return tuple(100 * (middle + side) / (1 + z * z / count) for side in (-half, half))  # type: ignore[return-value]
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:

@@ -25,11 +25,6 @@ _QUANTITIES = {
     "signal_cosine": "Cosine between the gradients on the guiding data and on in-domain data, where the search starts",
     "search_cosine": "Cosine between the results of the search on the guiding data and on in-domain data",
 }
-_SERVER = {  # the two groups of the paper's convergence plots; single runs have one group
-    ("own",): "With in-domain data at the server",
-    ("none", "outside"): "Without in-domain data at the server",
-    (None,): "",
-}
 _SHOWN = 3  # charts of coefficients that are not folded
 
 
@@ -89,9 +84,6 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     one = len(panel.columns) == 1
     differing = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
     ranked = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
-    several = any(len(cell.runs) > 1 for cell in panel.cells.values())
-    about = "Accuracy of the server’s model after each round. The legend is sorted by the last value. "
-    about += "Lines are means over seeds, bands are their range." if several else "One seed, so no bands."
     curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     which = "as requested" if target is not None else "the median of the column without Center"
     note = (
@@ -102,11 +94,24 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
     return [
         _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
-        _section("Accuracy over rounds", panel, about, *curves),
+        _section("Accuracy over rounds", panel, _about_curves(panel), *curves),
         _coefficients(panel),
         _staleness(panel),
         _section("Cost", panel, "", priced),
     ]
+
+
+def _about_curves(panel: Panel) -> str:
+    counts = {len(cell.runs) for cell in panel.cells.values() if cell.runs}
+    bands = {
+        "Lines are means over seeds, bands are their range.": max(counts) > 1,
+        "The band of one seed is the interval of 95 % that the number of test images leaves open.": 1 in counts,
+        "Chance is the accuracy of always guessing the most frequent class.": any(
+            "guess" in r.data for r in panel.runs
+        ),
+    }
+    first = "Accuracy of the server’s model after each round. The legend is sorted by the last value."
+    return " ".join([first, *(text for text, holds in bands.items() if holds)])
 
 
 def html_table(shown: Table, notes: Sequence[str], kind: str = "") -> Markup:
@@ -140,14 +145,14 @@ def _about_rows(panel: Panel) -> Markup | None:
 def _curves(grid: Grid, panel: Panel) -> list[Markup]:
     charts = []
     for column, head in enumerate(panel.heads):
-        head = f"{_capital(head)}. " if panel.columns[column] else ""
-        for servers, title in _SERVER.items():
-            curves = _lines(panel, column, servers)
-            if any(curve.label != panel.rows.get(CENTER) for curve in curves):
-                charts.append(curve_chart(curves, head + title))
+        head = _capital(head) if panel.columns[column] else ""
+        curves = _lines(panel, column)
+        if any(curve.label != panel.rows.get(CENTER) for curve in curves):
+            charts.append(curve_chart(curves, head, chance=panel.guess(column)))
         for key in grid.record.get("figure", []):
-            curves = _lines(panel, column, None, key) if key in _QUANTITIES else []
-            charts += [curve_chart(curves, head + _QUANTITIES[key], unit="")] if curves else []
+            curves = _lines(panel, column, key) if key in _QUANTITIES else []
+            caption = ". ".join(filter(None, (head, _QUANTITIES.get(key))))
+            charts += [curve_chart(curves, caption, unit="")] if curves else []
     return charts
 
 
@@ -156,14 +161,14 @@ def _capital(head: str) -> str:
     return head[:1].upper() + head[1:] if head.isascii() else head
 
 
-def _lines(panel: Panel, column: int, servers: Sequence[str | None] | None, key: str = "accuracy") -> list[Curve]:
-    """The curves of a column. Center is in every chart; colours are by row."""
+def _lines(panel: Panel, column: int, key: str = "accuracy") -> list[Curve]:
+    """The curves of a column. Center stands out; colours are by row."""
     found = []
     for index, (row, label) in enumerate(panel.rows.items()):
         cell = panel.at(row, column)
         points, band = cell.curve(key)
-        if points and (servers is None or row == CENTER or cell.entry.get("server") in servers):
-            found.append(Curve(index, label, points, band, row == panel.leader))
+        if points:
+            found.append(Curve(index, label, points, band, row == CENTER))
     return found
 
 

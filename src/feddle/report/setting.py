@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 from feddle.records import Refusal, RunRecord, finite
 from feddle.report.grid import Panel, value_in
@@ -72,6 +72,19 @@ def _text(value: object, key: str, share: str) -> str:
     if isinstance(value, str):
         return PurePath(value).name if key.endswith("path") else value
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def images(runs: Sequence[RunRecord]) -> str:
+    """How many images the runs use for what; a range if that differs, and nothing if it is unknown."""
+    uses: Mapping[Literal["train", "guidance", "test"], str] = {
+        "train": "training",
+        "guidance": "guidance at the server",
+        "test": "testing",
+    }
+    counts = {use: [run.data[key] for run in runs if key in run.data] for key, use in uses.items()}
+    ends = {use: dict.fromkeys((min(found), max(found))) for use, found in counts.items() if found}
+    phrases = [f"{'–'.join(f'{end:,}' for end in each)} for {use}" for use, each in ends.items()]
+    return f"Images: {listed(phrases)}." if phrases else ""
 
 
 def versions(runs: Sequence[RunRecord]) -> str:

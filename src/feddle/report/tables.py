@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from feddle.records import RunRecord
+from feddle.report.evidence import standing
 from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel
 from feddle.report.numbers import NONE, Spread, duration, mean_of, megabytes, percent, signed, spread_text
-from feddle.report.setting import differences, facts, remarks
+from feddle.report.setting import differences, facts, images, remarks
 
 QUICK = (
     "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works. They"
@@ -65,14 +66,14 @@ def results(grid: Grid, panel: Panel, *, measures: bool = True) -> Table:
     """The accuracy of every cell. A panel with one column also has the other measures of its runs."""
     one = len(panel.columns) == 1 and measures
     shown = _shown_measures(panel) if one else []
-    rows = []
+    rows, bold = [], [leaders(grid, panel, column) for column in range(len(panel.columns))]
     for row, label in panel.rows.items():
-        entries = _accuracies(panel, row)
+        entries = _accuracies(panel, row, bold)
         if one:
             cell = panel.at(row, 0)
             entries += [_measure(cell.runs, head) for head in shown]
             status = next((run.status for run in cell.runs if run.status), "")
-            rows.append(Row(label, entries, row in leaders(panel, 0), status, _row_notes(grid, cell)))
+            rows.append(Row(label, entries, row in bold[0], status, _row_notes(grid, cell)))
         else:
             rows.append(Row(label, entries))
     return Table(_heading(panel), [*panel.heads, *shown], rows)
@@ -82,16 +83,15 @@ def _heading(panel: Panel) -> str:
     return panel.axis.replace("_", " ").capitalize()
 
 
-def _accuracies(panel: Panel, row: str) -> list[Entry]:
-    entries = [_accuracy(panel, row, column) for column in range(len(panel.columns))]
+def _accuracies(panel: Panel, row: str, bold: Sequence[Sequence[str]]) -> list[Entry]:
+    entries = [_accuracy(panel, row, column, row in rows) for column, rows in enumerate(bold)]
     if (row, None) in panel.cells and len(entries) > 1 and len({entry.best for entry in entries}) == 1:
         return [replace(entries[0], heading="all settings", span=len(entries))]
     return entries
 
 
-def _accuracy(panel: Panel, row: str, column: int) -> Entry:
-    cell, cells = panel.at(row, column), panel.column(column)
-    alike = [each for each in cells.values() if each.has_own_data == cell.has_own_data]
+def _accuracy(panel: Panel, row: str, column: int, best: bool) -> Entry:
+    cell = panel.at(row, column)
     paper, points = cell.entry.get("paper"), from_clean(panel, row, column)
     absent = ["left out"] if cell.entry.get("left_out") and not cell.runs else []
     clean = [] if points is None else [f"{signed(points)} from clean labels"]
@@ -100,7 +100,7 @@ def _accuracy(panel: Panel, row: str, column: int) -> Entry:
     return Entry(
         panel.heads[column],
         spread_text(ours) + unit,
-        best=row in leaders(panel, column) or is_best(ours, [each.accuracy for each in alike]),
+        best=best,
         above_center=ours is not None and floor is not None and ours.tenths > floor.tenths,
         marks=marks(cell),
         paper="" if paper is None else f"{paper[0]:.1f} ± {paper[1]:.1f}",
@@ -133,10 +133,15 @@ def is_best(ours: Spread | None, among: Sequence[Spread | None]) -> bool:
     return len(known) > 1 and ours is not None and ours.tenths == max(known)
 
 
-def leaders(panel: Panel, column: int) -> list[str]:
-    """The best rows of a column; none if there is nothing to compare."""
+def leaders(grid: Grid, panel: Panel, column: int) -> list[str]:
+    """The bold rows of a column: of single runs the winner, in tables the highest numbers, as in the paper."""
+    if "title" not in grid.record:
+        winner = standing(grid, panel, column).winner
+        return [winner] if winner else []
     cells = panel.column(column)
-    return [row for row, cell in cells.items() if is_best(cell.accuracy, [each.accuracy for each in cells.values()])]
+    groups = [list(cells.values()), *([c for c in cells.values() if c.has_own_data == own] for own in (True, False))]
+    best = [cell for group in groups for cell in group if is_best(cell.accuracy, [each.accuracy for each in group])]
+    return [row for row, cell in cells.items() if any(cell is each for each in best)]
 
 
 def marks(cell: Cell) -> str:
@@ -158,12 +163,17 @@ def from_clean(panel: Panel, row: str, column: int) -> float | None:
 
 def legend(grid: Grid) -> str:
     """The meaning of the numbers, and of bold and underlined ones."""
+    if "title" not in grid.record:
+        return (
+            "Accuracy: the best of a run’s last five evaluations, the paper’s rule; with several seeds, mean ± standard"
+            " deviation. Bold: a lead that the test images and seeds support."
+        )
     above = " Underlined: above Center." if any(CENTER in panel.rows for panel in grid.panels) else ""
     both = len({cell.has_own_data for cell in grid.cells if cell.runs}) > 1
-    groups = " and, as in the paper, the best of the methods with and of those without in-domain data at the server"
+    groups = " and, as in the paper, the highest of the methods with and of those without in-domain data at the server"
     return (
         "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; with several seeds, mean ±"
-        f" standard deviation. Bold: the best of its column{groups if both else ''}.{above}"
+        f" standard deviation. Bold: the highest of its column{groups if both else ''}, be it a lead or not.{above}"
     )
 
 
@@ -184,7 +194,8 @@ def table_notes(grid: Grid, panel: Panel) -> list[str]:
     """All notes below the table of results."""
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
     measures = [_MEASURES[head][2] for head in _shown_measures(panel) if len(panel.columns) == 1]
-    return [*heads, " ".join(filter(None, [legend(grid), *measures])), *footnotes(grid)]
+    counts = images(panel.runs)
+    return [*([counts] if counts else []), *heads, " ".join(filter(None, [legend(grid), *measures])), *footnotes(grid)]
 
 
 def cost(panel: Panel, requested: float | None) -> Table:

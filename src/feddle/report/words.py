@@ -1,11 +1,13 @@
 """The sentences of a report."""
 
 from collections import Counter
+from collections.abc import Mapping
 from statistics import fmean
 
+from feddle.report.evidence import Standing, standing
 from feddle.report.grid import CENTER, Grid, Panel
 from feddle.report.numbers import counted, listed
-from feddle.report.tables import leaders, marks
+from feddle.report.tables import marks
 
 ABOUT = {
     "center": "trains on the server’s data only, without clients. It is the baseline",
@@ -29,33 +31,103 @@ _FEW = 4  # names that a sentence lists
 
 
 def headline(grid: Grid) -> str:
-    """The leading method in a few words."""
-    places = [(panel, column) for panel in grid.panels for column in range(len(panel.columns))]
-    if len(places) == 1:
-        return _one_setting(grid.panels[0]) or grid.record.get("title", "No evaluation yet")
-    best = [leaders(panel, column) for panel, column in places]
-    wins = Counter(row for rows in best for row in rows)
+    """The result in a few words."""
+    found = [(panel, standing(grid, panel, column)) for panel in grid.panels for column in range(len(panel.columns))]
+    known = [(panel, each) for panel, each in found if each.order]
+    if len(found) == 1 and known:
+        return _one_setting(*known[0])
+    wins = Counter(each.winner for _, each in known if each.winner)
     if not wins:
         return grid.record.get("title", "No evaluation yet")
     names = {row: words for panel in grid.panels for row, words in panel.rows.items()}
-    first = [row for row, won in wins.items() if won == max(wins.values())]
+    first = [names[row] for row, won in wins.items() if won == max(wins.values())]
     if len(first) > 1:
-        return f"{listed([names[row] for row in first], _FEW)} are best in {wins[first[0]]} settings each"
-    return f"{names[first[0]]} is best in {wins[first[0]]} of {sum(map(bool, best))} settings"
+        return f"{listed(first, _FEW)} lead in {max(wins.values())} settings each"
+    return f"{first[0]} leads in {max(wins.values())} of {len(known)} settings"
 
 
-def _one_setting(panel: Panel) -> str:
-    order = _ranking(panel, {0})
-    if not order:
+def _one_setting(panel: Panel, found: Standing) -> str:
+    (first, top), *others = found.order.items()
+    if not others:
+        return f"{panel.rows[first]} reaches {top:.1f}%"
+    if found.obstacle:
+        return f"No winner: {found.obstacle}"
+    if found.winner:
+        return f"{panel.rows[first]} leads by {top - others[0][1]:.1f} points"
+    words = found.against[found.level[1]].words
+    if len(found.level) == len(found.order):
+        return words[0].upper() + words[1:]
+    return f"{listed([panel.rows[row] for row in found.level], _FEW)}: {words}"
+
+
+def lead(grid: Grid) -> list[str]:
+    """The result in a few sentences."""
+    return [*verdicts(grid), *_unfinished(grid), *([] if grid.quick else _against_the_paper(grid))]
+
+
+def verdicts(grid: Grid) -> list[str]:
+    """Which method leads in each panel, if one does. Quick runs have no verdict."""
+    shown = [] if grid.quick else [panel for panel in grid.panels if panel.runs][:6]
+    found = [_compared(grid, panel) if len(panel.columns) == 1 else _averages(grid, panel) for panel in shown]
+    return list(filter(None, found))
+
+
+def _compared(grid: Grid, panel: Panel) -> str:
+    """The methods of a panel with one setting, and whether the first one leads."""
+    found = standing(grid, panel, 0)
+    if len(found.order) < 2:
         return ""
-    (first, top), *others = order.items()
-    level = [panel.rows[row] for row, value in order.items() if value == top]
-    if len(level) > 1:
-        return f"{listed(level, _FEW)} are equal"
-    return f"{panel.rows[first]} " + (f"leads by {top - others[0][1]:.1f} points" if others else f"reaches {top:.1f}%")
+    (first, top), (second, next_best), *_ = found.order.items()
+    reached = [f"{panel.rows[row]} {value:.1f}%" for row, value in found.order.items()]
+    evidence = found.against[found.level[1] if len(found.level) > 1 else second]
+    tests = f" ({evidence.tests})" if evidence.tests else ""
+    if found.obstacle:
+        text = f"{listed(reached, _FEW)}. No winner is named, because {found.obstacle}"
+    elif found.winner:
+        ahead = f"{top - next_best:.1f} percentage points more than {panel.rows[second]} ({next_best:.1f}%)"
+        text = f"{panel.rows[first]} reaches {top:.1f}%, {ahead}{tests}"
+    else:
+        level = listed(reached[: len(found.level)], _FEW)
+        behind = listed([panel.rows[row] for row in found.order if row not in found.level] or [""])
+        rest = f". {behind}: behind {panel.rows[first]}" if behind else ""
+        text = f"{level}: {evidence.words}{tests}{rest}"
+    return f"{_title(panel)}{text}{_above_center(found.order)}."
 
 
-def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
+def _averages(grid: Grid, panel: Panel) -> str:
+    """The two highest means over the settings that all rows have, and the number of settings with a leader.
+
+    Otherwise a row with only easy settings would be the highest.
+    """
+    places = range(len(panel.columns))
+    known = [{column for column in places if panel.at(row, column).accuracy} for row in panel.rows]
+    shared = set.intersection(*filter(None, known)) if any(known) else set()
+    order = _means(panel, shared)
+    if len(order) < 2:
+        return ""
+    where = "in the one setting" if len(shared) == 1 else "on average over the settings"
+    where += " that all have" if len(shared) < len(panel.columns) else ""
+    highest = listed([f"{panel.rows[row]} reaches {value:.1f}%" for row, value in list(order.items())[:2]])
+    standings = [each for column in places if (each := standing(grid, panel, column)).order]
+    wins = Counter(panel.rows[each.winner] for each in standings if each.winner)
+    led = listed([f"{name} in {count} of {len(standings)} settings" for name, count in wins.most_common()] or ["none"])
+    text = f"{_title(panel)}{highest} {where}{_above_center(order)}."
+    return f"{text} Leads that the test images and seeds support: {led}."
+
+
+def _title(panel: Panel) -> str:
+    return f"{panel.title}: " if panel.title else ""
+
+
+def _above_center(order: Mapping[str, float]) -> str:
+    if CENTER not in order:
+        return ""
+    above = sum(value > order[CENTER] for value in order.values())
+    verb = "is" if above == 1 else "are"
+    return f"; {above or 'none'} of the other {len(order) - 1} {verb} above Center ({order[CENTER]:.1f}%)"
+
+
+def _means(panel: Panel, columns: set[int]) -> dict[str, float]:
     """The mean accuracy of each row over some columns, in per cent as it is shown, best first."""
     found = {}
     for row in panel.rows:
@@ -65,47 +137,14 @@ def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda each: each[1], reverse=True))
 
 
-def lead(grid: Grid) -> list[str]:
-    """The result in a few sentences."""
-    shown = [panel for panel in grid.panels if panel.runs][:6]
-    return list(
-        filter(None, [*map(_standing, shown), *_unfinished(grid), *([] if grid.quick else _against_the_paper(grid))])
-    )
-
-
-def _standing(panel: Panel) -> str:
-    """The leader, over the columns that all rows have: otherwise a row with only easy settings would win."""
-    places = range(len(panel.columns))
-    known = [{column for column in places if panel.at(row, column).accuracy} for row in panel.rows]
-    shared = set.intersection(*filter(None, known)) if any(known) else set()
-    order = _ranking(panel, shared)
-    if len(order) < 2:
-        return ""
-    (first, top), (second, next_best), *_ = order.items()
-    where = "" if len(panel.columns) == 1 else " on average over the settings"
-    if len(shared) < len(panel.columns):
-        where = " in the one setting that all have" if len(shared) == 1 else f"{where} that all have"
-    name = f"{panel.title}: " if panel.title else ""
-    if top == next_best:
-        level = [panel.rows[row] for row, value in order.items() if value == top]
-        text = f"{name}{listed(level, _FEW)} reach {top:.1f}%{where}"
-    else:
-        ahead = f"{top - next_best:.1f} percentage points more than {panel.rows[second]} ({next_best:.1f}%)"
-        text = f"{name}{panel.rows[first]} reaches {top:.1f}%{where}, {ahead}"
-    if CENTER in order:
-        above = sum(value > order[CENTER] for value in order.values())
-        verb = "is" if above == 1 else "are"
-        text += f"; {above or 'none'} of the other {len(order) - 1} {verb} above Center ({order[CENTER]:.1f}%)"
-    return f"{text}."
-
-
 def _unfinished(grid: Grid) -> list[str]:
     """The number of cells that are finished, if not all are, and a few cells without an evaluation by name."""
     done, left = sum(cell.is_final for cell in grid.cells), sum(map(len, grid.left_out.values()))
     waiting = [cell.name for cell in grid.cells if cell.accuracy is None]
     out = f", {left} left out because data or model is not available here (listed below)" if left else ""
     count = f"{done} of {len(grid.cells)} cells are finished{out}." if done < len(grid.cells) else ""
-    return [count, f"No evaluation yet: {listed(waiting)}." if 0 < len(waiting) <= _FEW and not left else ""]
+    named = f"No evaluation yet: {listed(waiting)}." if 0 < len(waiting) <= _FEW and not left else ""
+    return list(filter(None, (count, named)))
 
 
 def _against_the_paper(grid: Grid) -> list[str]:

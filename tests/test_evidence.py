@@ -1,0 +1,154 @@
+"""When a report may call a difference a lead."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from command import run_feddle
+from feddle.records import hex_of, read_run
+from feddle.report.evidence import exact_p, standing
+from feddle.report.grid import grid_of_runs
+from feddle.report.numbers import binomial_interval
+from feddle.report.page import page
+from feddle.report.words import headline, lead, verdicts
+from test_report import Document, drawings, make_run
+from test_reproduce import CURVES, make_grid
+from tiny import TINY
+
+
+def test_the_exact_test_by_hand() -> None:
+    # 3 against 0: both tails of three coins have 2/8. 5 against 1: 2·(1 + 6)/64. 6 against 0: 2/64, the first below 5 %.
+    assert [exact_p(*votes) for votes in ((0, 0), (3, 0), (5, 1), (6, 0))] == [1, 2 / 8, 14 / 64, 2 / 64]
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_the_exact_test_is_symmetric_and_sharper_with_more_votes(more: int, less: int) -> None:
+    assert 0 <= exact_p(more, less) == exact_p(less, more) <= 1
+    if more > less:
+        assert exact_p(more + 1, less) <= exact_p(more, less)
+
+
+def test_many_images_do_not_overflow() -> None:
+    assert exact_p(5000, 4000) == pytest.approx(math.erfc(10.53 / math.sqrt(2)), rel=0.1)
+
+
+def test_wilsons_interval_by_hand() -> None:
+    # p = 0.5, n = 96, z = 1.96: z² / n = 0.0400, and the half-width is 1.96 · √(0.25/96 + 0.000104) / 1.04 = 9.8 points
+    assert binomial_interval(50, 96) == pytest.approx((50 - 9.81, 50 + 9.81), abs=0.01)
+    low, high = binomial_interval(100, 60)
+    assert low == pytest.approx(94, abs=0.1)
+    assert high == pytest.approx(100)
+
+
+def test_one_image_of_sixty_is_no_lead(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, name, [right / 60], tests=60) for name, right in (("a", 55), ("b", 54))]
+    grid = grid_of_runs(folders)
+    assert headline(grid) == "No difference that 60 test images can show"
+    assert lead(grid) == [
+        "a 91.7% and b 90.0%: no difference that 60 test images can show "
+        "(exact paired test of the last models on 60 test images: p = 1)."
+    ]
+    assert not Document(page([grid])).inside("strong")
+
+
+def test_the_last_models_must_agree_with_the_table(tmp_path: Path) -> None:
+    # by the best of five evaluations `a` is first, but its last model is the worse one
+    grid = grid_of_runs([make_run(tmp_path / "a", "a", [0.9, 0.5]), make_run(tmp_path / "b", "b", [0.5, 0.8])])
+    assert headline(grid).startswith("No difference that")
+
+
+def seeds_of(folder: Path, method: str, accuracies: list[float], tests: int = 1000) -> list[Path]:
+    return [
+        make_run(folder / f"{method}{seed}", method, [accuracy], config={"seed": seed}, tests=tests)
+        for seed, accuracy in enumerate(accuracies)
+    ]
+
+
+def test_several_seeds_need_a_difference_that_is_larger_than_their_spread(tmp_path: Path) -> None:
+    # differences 10, 9 and 11: 10 ± 4.303 · 1 / √3 is above 0; 10, −5 and 16: 7 ± 4.303 · 10.8 / √3 is not
+    other = seeds_of(tmp_path / "o", "fedbuff", [0.5, 0.5, 0.5])
+    clear = grid_of_runs([*seeds_of(tmp_path / "c", "feddle", [0.6, 0.59, 0.61]), *other])
+    assert headline(clear) == "feddle leads by 10.0 points"
+    assert "95 % interval over 3 seeds: 7.5 to 12.5 points" in lead(clear)[0]
+    wide = grid_of_runs([*seeds_of(tmp_path / "w", "feddle", [0.6, 0.45, 0.66]), *other])
+    assert headline(wide) == "No difference that 3 seeds can show"
+
+
+def test_seeds_do_not_replace_test_images(tmp_path: Path) -> None:
+    # the same image of sixty for each seed: the spread over seeds is zero, and still it is one image
+    runs = [*seeds_of(tmp_path, "a", [55 / 60] * 3, tests=60), *seeds_of(tmp_path, "b", [54 / 60] * 3, tests=60)]
+    assert headline(grid_of_runs(runs)) == "No difference that 60 test images can show"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rounds": 8}, "a run of 8 rounds is too short"),
+        ({"data": {"name": "mnist"}, "rounds": 90}, "the runs differ in data and rounds"),
+        ({"seed": 1}, ""),
+    ],
+)
+def test_no_winner_across_settings_or_of_short_runs(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    first = make_run(
+        tmp_path / "a", "a", [0.9], config={"rounds": change.get("rounds", 80)} if len(change) == 1 else {}
+    )
+    grid = grid_of_runs([first, make_run(tmp_path / "b", "b", [0.5], config=change)])
+    expected = f"No winner: {why}" if why else "No lead is named, because the runs have no seed in common"
+    assert headline(grid) == expected
+    assert standing(grid, grid.panels[0], 0).winner is None
+    assert not Document(page([grid])).inside("strong")
+
+
+def test_no_winner_on_other_content_of_the_same_data(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, name, [value]) for name, value in (("a", 0.9), ("b", 0.5))]
+    data = folders[0] / "data.json"
+    data.write_text(json.dumps(json.loads(data.read_text()) | {"digest": "other"}))
+    assert headline(grid_of_runs(folders)) == "No winner: the runs differ in the content of the data"
+
+
+def test_quick_grids_have_no_verdict(tmp_path: Path) -> None:
+    grid = make_grid(tmp_path / "g", CURVES, quick=True)
+    assert (headline(grid), verdicts(grid)) == ("A & B", [])
+
+
+def test_runs_of_earlier_versions_have_no_lead(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, name, [value], tests=0) for name, value in (("a", 0.9), ("b", 0.5))]
+    grid = grid_of_runs(folders)
+    assert headline(grid) == "No lead is named, because it is not recorded which test images are right"
+    assert "chance" not in "".join(Document(page([grid])).inside("text"))
+
+
+@pytest.mark.parametrize("damage", ['{"test": -1}', '{"test": "9", "guess": NaN}', "[", '{"counts": [["a"]]}'])
+def test_a_damaged_record_of_the_data_counts_as_none(tmp_path: Path, damage: str) -> None:
+    folder = make_run(tmp_path / "a", result={"correct": "xyz"})
+    (folder / "data.json").write_text(damage)
+    assert (read_run(folder).data, read_run(folder).correct) == ({}, None)
+    Document(page([grid_of_runs([folder])]))
+
+
+def test_charts_start_at_zero_and_show_chance_and_the_interval(tmp_path: Path) -> None:
+    html = page([grid_of_runs([make_run(tmp_path / "a", accuracies=[0.8, 0.82])])])
+    chart = drawings(html, "curves")[0]
+    texts = [text.text for text in chart.iter("text")]
+    assert {"0%", "chance 10.0%"} <= set(texts)
+    assert len(chart.findall("path[@class='band d0 s0']")) == 1
+
+
+def test_a_real_run_records_its_images_and_what_is_right(tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(json.dumps(TINY))
+    made = run_feddle("run", config, "--out", tmp_path / "run")
+    assert "Images: 1,438 for training, 100 for guidance at the server and 259 for testing." in made.out
+    run = read_run(tmp_path / "run")
+    assert run.correct is not None
+    assert run.correct.bit_count() / run.data["test"] == run.last_accuracy
+    assert sum(map(sum, run.data["counts"])) == run.data["train"] == 1438
+
+
+def test_bits_are_hexadecimal_digits() -> None:
+    assert [hex_of(bits) for bits in ([True, False, True, False, True], [False], [])] == ["15", "0", "0"]

@@ -22,7 +22,7 @@ from tiny import TINY
 
 
 def test_the_exact_test_by_hand() -> None:
-    # 3 against 0: both tails of three coins have 2/8. 5 against 1: 2·(1 + 6)/64. 6 against 0: 2/64, the first below 5 %.
+    # 3 against 0: both tails of three coins have 2/8. 5 against 1: 2·(1 + 6)/64. 6 against 0: 2/64 is below 5 %.
     assert [exact_p(*votes) for votes in ((0, 0), (3, 0), (5, 1), (6, 0))] == [1, 2 / 8, 14 / 64, 2 / 64]
 
 
@@ -50,7 +50,7 @@ def test_one_image_of_sixty_is_no_lead(tmp_path: Path) -> None:
     grid = grid_of_runs(folders)
     assert headline(grid) == "No difference that 60 test images can show"
     assert lead(grid) == [
-        "a 91.7% and b 90.0%: no difference that 60 test images can show "
+        "a reaches 91.7%. b (90.0%): no difference that 60 test images can show "
         "(exact paired test of the last models on 60 test images: p = 1)."
     ]
     assert not Document(page([grid])).inside("strong")
@@ -74,7 +74,7 @@ def test_several_seeds_need_a_difference_that_is_larger_than_their_spread(tmp_pa
     other = seeds_of(tmp_path / "o", "fedbuff", [0.5, 0.5, 0.5])
     clear = grid_of_runs([*seeds_of(tmp_path / "c", "feddle", [0.6, 0.59, 0.61]), *other])
     assert headline(clear) == "feddle leads by 10.0 points"
-    assert "95 % interval over 3 seeds: 7.5 to 12.5 points" in lead(clear)[0]
+    assert "95 % interval of the difference over 3 seeds: 7.5 to 12.5 points" in lead(clear)[0]
     wide = grid_of_runs([*seeds_of(tmp_path / "w", "feddle", [0.6, 0.45, 0.66]), *other])
     assert headline(wide) == "No difference that 3 seeds can show"
 

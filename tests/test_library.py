@@ -55,7 +55,7 @@ def test_another_task_has_two_classes_or_more(count: Any) -> None:
 
 
 def test_missing_server_data_is_named_as_an_argument() -> None:
-    assert "(in Python: server=)" in refused(Net(), server=None)
+    assert "pass server= to simulate" in refused(Net(), server=None)
     assert "(in Python: server_classes=)" in refused(Net(), server_classes=3, method="hfcl")
 
 

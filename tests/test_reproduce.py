@@ -645,7 +645,7 @@ def test_tensorboard_hears_of_every_round(tmp_path: Path) -> None:
     assert numbers({"round": 1, "a": {"mean": 2.0}, "b": [1], "c": None, "d": True}) == {"a.mean": 2.0}
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_a_tracker_that_is_not_installed_is_named(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (name, f"{name}.summary"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -28,6 +28,7 @@ from feddle.report.words import lead
 if TYPE_CHECKING:
     from feddle.grids.cells import Ended, Task
 
+_INTERRUPTED = 130  # exit code after Ctrl-C
 _LONGEST = 1000  # characters of an error, which may quote a path of any length
 _NARROW = ("MB up", "MB down")  # columns of the page that a terminal has no room for
 _LONG = 30.0  # seconds; a federation writes its status about once per second, but not while it merges
@@ -41,6 +42,8 @@ def error_line(text: str) -> str:
 
 def stop(text: str, code: int = 2) -> NoReturn:
     """Print an error and exit."""
+    if code == _INTERRUPTED and sys.stderr.isatty():
+        click.echo(err=True)  # the terminal shows ^C where the cursor was
     click.echo(f"feddle: {error_line(text)}", err=True)
     sys.exit(code)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+from click.shell_completion import get_completion_class
 
 from feddle.cli.display import RunDisplay, error_line, print_table, stop
 from feddle.cli.federation import federation
-from feddle.cli.options import PATH, folder_argument, names_in, overrides_option, quiet_option, track_option
+from feddle.cli.options import PATH, folder_argument, names_in, overrides_option, quiet_option, seeds_in, track_option
 from feddle.cli.reports import report, report_on
 from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
@@ -70,7 +71,7 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
         "Your own data: a .csv with the columns path, label and client, a .npz file, a folder of images or a Hugging"
         " Face dataset on disk. CONFIG may then be omitted."
     )
-    seed = click.option("--seed", type=click.IntRange(min=0), help="The seed; it replaces the seed in CONFIG.")
+    seed = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The seed; it replaces the seed in CONFIG.")
     config = click.argument("config", type=PATH, required=False)
     return config(click.option("--data", type=PATH, help=own_data)(overrides_option(seed(quiet_option(command)))))
 
@@ -84,25 +85,38 @@ def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> N
     config, stem = _load(**options)
     out = out or _new_folder(f"{stem}-{config.method.name}-seed{config.seed}")
     from feddle.run.folder import check_free, run_config
+
+    check_free(out)
+    _run_all({out: config}, out, _tracked(run_config, track), quiet=options["quiet"])
+
+
+def _tracked(run_one: Callable[..., object], track: "tuple[TrackerName, ...]") -> Callable[..., None]:
+    """A function that runs a config like `run_one`, and also reports it to other tools."""
     from feddle.run.trackers import tracking
 
     def run_tracked(config: "Config", folder: Path, listener: "Listener", *, quiet: bool) -> None:
         with tracking(track, folder, config, listener) as tracked:
-            run_config(config, folder, tracked, quiet=quiet)
+            run_one(config, folder, tracked, quiet=quiet)
 
-    check_free(out)
-    _run_all({out: config}, out, run_tracked, quiet=options["quiet"])
+    return run_tracked
 
 
 @app.command()
 @load_options
 @click.option("--methods", help="Methods, separated by commas. By default CONFIG's own method, fedbuff and fedavg.")
+@click.option("--seeds", callback=seeds_in, help="Several seeds, such as 0,1,2, instead of one.")
 @click.option("--out", type=PATH, help="The folder for the runs. By default a new folder in runs/.")
-def compare(methods: str | None, out: Path | None, **options: Any) -> None:
+@track_option
+def compare(
+    methods: str | None, seeds: list[int], out: Path | None, track: "tuple[TrackerName, ...]", **options: Any
+) -> None:
     """Run CONFIG with several methods: all have the same clients, delays and initial weights.
 
-    The method in CONFIG keeps its options; the other methods have their default options.
+    The method in CONFIG keeps its options; the other methods have their default options. With several seeds, the table
+    has means and standard deviations, and the charts have bands.
     """
+    if seeds and options["seed"] is not None:
+        raise click.UsageError("expected --seed or --seeds, but found both")
     own, stem = _load(**options)
     names = list(dict.fromkeys([own.method.name, "fedbuff", "fedavg"])) if methods is None else names_in(methods)
     if not names:
@@ -110,12 +124,26 @@ def compare(methods: str | None, out: Path | None, **options: Any) -> None:
     configs = {}
     for name in names:
         other = {**options, "overrides": [*options["overrides"], f"method={name}"], "quiet": True}
-        configs[name] = own if name == own.method.name else _load(**other)[0]
+        try:
+            configs[name] = own if name == own.method.name else _load(**other)[0]
+        except FeddleError as error:
+            raise FeddleError(str(error).replace(f"-o method={name}: method", "--methods")) from error
+    configs = _with_seeds(configs, seeds)
     out = out or _new_folder(stem)
     from feddle.run.folder import begin_comparison, run_or_resume
 
     begin_comparison(out, configs, quiet=options["quiet"])
-    _run_all({out / name: config for name, config in configs.items()}, out, run_or_resume, quiet=options["quiet"])
+    folders = {out / name: config for name, config in configs.items()}
+    _run_all(folders, out, _tracked(run_or_resume, track), quiet=options["quiet"])
+
+
+def _with_seeds(configs: "dict[str, Config]", seeds: Sequence[int]) -> "dict[str, Config]":
+    """The configs with each of the seeds, by name; seed by seed, so that a whole table is complete early."""
+    if len(seeds) == 1:
+        return {name: config.model_copy(update={"seed": seeds[0]}) for name, config in configs.items()}
+    several = [(seed, name, config) for seed in seeds for name, config in configs.items()]
+    found = {f"{name}-seed{seed}": config.model_copy(update={"seed": seed}) for seed, name, config in several}
+    return found or configs
 
 
 def _new_folder(name: str) -> Path:
@@ -133,10 +161,12 @@ def _run_all(configs: "Mapping[Path, Config]", out: Path, run_one: Callable[...,
 
     for source in next(iter(configs.values())).sources():  # all have the same data and model
         source.fetch(quiet=quiet)  # before the display starts, since a download has its own
+    several = len({config.seed for config in configs.values()}) > 1
     try:
         with RunDisplay(quiet=quiet) as display:
             for folder, config in configs.items():
-                display.begin(config.method.name, config.rounds, RunFolder(folder).saved_rounds())
+                label = folder.name if several else config.method.name
+                display.begin(label, config.rounds, RunFolder(folder).saved_rounds())
                 run_one(config, folder, display.show, quiet=quiet)
     except (KeyboardInterrupt, StoppedError, OSError, MemoryError) as error:
         if not any((out / kept).exists() for kept in (CONFIG, COMPARISON)):
@@ -240,6 +270,29 @@ def fetch_weights(name: str, folder: Path | None, quiet: bool) -> None:
     click.echo(source.place)
 
 
+@app.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes commands and options in SHELL.
+
+    To turn it on in bash or zsh: eval "$(feddle completion bash)". In fish: feddle completion fish | source
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(app, {}, "feddle", "_FEDDLE_COMPLETE").source())
+
+
+def _show_whole_lines(group: click.Group) -> None:
+    """Show the first sentence of each command in the list of commands; click would cut it off at the margin."""
+    for each in group.commands.values():
+        each.short_help = each.get_short_help_str(limit=sys.maxsize)
+        if isinstance(each, click.Group):
+            _show_whole_lines(each)
+
+
+_show_whole_lines(app)
+
+
 def _explain(error: Exception) -> str:
     match error:
         case click.ClickException():
@@ -268,7 +321,7 @@ def main() -> None:
 def _run_command(debug: bool) -> None:
     try:
         # click accepts the option of a group only before the subcommand; --debug may be anywhere
-        app(args=[a for a in sys.argv[1:] if a != "--debug"], standalone_mode=False)
+        app(args=[a for a in sys.argv[1:] if a != "--debug"], prog_name="feddle", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)

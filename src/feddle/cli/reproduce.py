@@ -1,6 +1,5 @@
 """`feddle reproduce`: a table or figure of the paper as a grid of runs."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feddle.cli.display import GridDisplay, error_line, print_table, stop
-from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, this_command, track_option
+from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, seeds_in, this_command, track_option
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
 from feddle.data.source import Source
@@ -35,19 +34,12 @@ class Order:
     track: tuple["TrackerName", ...]
 
 
-def _seeds(_: click.Context, __: click.Parameter, text: str) -> list[int]:
-    seeds = names_in(text)
-    if not seeds or not all(re.fullmatch("[0-9]{1,18}", seed) for seed in seeds):
-        raise FeddleError(f"--seeds: expected whole numbers from 0 up, such as 0,1,2, but found {text!r}")
-    return list(dict.fromkeys(map(int, seeds)))
-
-
 @click.command()
 @click.argument("table", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with their time.")
 @click.option("--cells", multiple=True, metavar="TEXT", help="Only cells whose name has this part.")
-@click.option("--methods", default="", help="Only these rows, separated by commas.")
-@click.option("--seeds", default="0", show_default=True, callback=_seeds, help="Seeds; the paper has three (0,1,2).")
+@click.option("--methods", default="", help="Only these rows, separated by commas; feddle: feddle-id and feddle-ood.")
+@click.option("--seeds", default="0", show_default=True, callback=seeds_in, help="Seeds; the paper has three (0,1,2).")
 @click.option("--jobs", type=click.IntRange(min=1), help="Number of runs at a time. By default one for each core.")
 @click.option("--quick", is_flag=True, help="A small network and few rounds: takes minutes, but gives no result.")
 @overrides_option
@@ -71,7 +63,8 @@ def reproduce(
     grid = load_grid(table, quick=order.quick)
     planned = [plan(cell, order.overrides) for cell in chosen(grid, cells, names_in(methods))]
     if all(each.refused for each in planned):
-        raise FeddleError(f"-o: {planned[0].reason}")
+        reason = planned[0].reason
+        raise FeddleError(reason if reason.startswith("-o ") else f"-o: {reason}")
     if listing:
         _list_cells(grid, planned, order)
     else:

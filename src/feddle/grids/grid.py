@@ -69,11 +69,16 @@ def load_grid(name: str, *, quick: bool = False) -> Grid:
 
 
 def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cell]:
-    """The cells that match one of the patterns and are in one of `rows`; no patterns or rows match all."""
+    """The cells that match one of the patterns and are in one of `rows`; no patterns or rows match all.
+
+    A name in `rows` that is no row stands for the rows that continue it after a hyphen: feddle for feddle-id.
+    """
     last = next(reversed(list(grid.axes)))
     known, every = list(map(str, grid.axes[last])), [cell.name for cell in grid.cells]
-    if unknown := set(rows) - set(known):
+    meant = {row: [row] if row in known else [each for each in known if each.startswith(f"{row}-")] for row in rows}
+    if unknown := [row for row, found in meant.items() if not found]:
         raise FeddleError(f"--methods: {grid.name} has no row {min(unknown)!r}; its rows are {', '.join(known)}")
+    rows = [each for found in meant.values() for each in found]
     picked = {name for pattern in patterns for name in _picked(every, pattern)} if patterns else every
     found = [cell for cell in grid.cells if cell.name in picked and str(cell.key[last]) in (rows or known)]
     if not found:

@@ -23,6 +23,11 @@ class Evidence:
     words: str = ""
     tests: str = ""  # what was tested, and the results
 
+    @property
+    def told(self) -> str:
+        """The reason, with the tests."""
+        return f"{self.words} ({self.tests})" if self.tests else self.words
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -98,7 +103,8 @@ def difference(first: Cell, second: Cell) -> Evidence:
     if len(pairs) > 1:
         scores = [(one.accuracy, other.accuracy) for one, other in pairs]
         low, high = _interval([100 * (a - b) for a, b in scores if a is not None and b is not None])
-        seeds = f"95 % interval over {len(pairs)} seeds: {low:.1f} to {high:.1f} points".replace("-", "−")
+        ends = f"{low:.1f} to {high:.1f} points".replace("-", "−")
+        seeds = f"95 % interval of the difference over {len(pairs)} seeds: {ends}"
         if low <= 0:
             return Evidence(False, f"no difference that {len(pairs)} seeds can show", seeds)
         said.append(seeds)

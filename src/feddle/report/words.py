@@ -54,7 +54,8 @@ def _one_setting(panel: Panel, found: Standing) -> str:
         return f"No winner: {found.obstacle}"
     if found.winner:
         return f"{panel.rows[first]} leads by {top - others[0][1]:.1f} points"
-    words = found.against[found.level[1]].words
+    reasons = {found.against[row].words for row in found.level[1:]}
+    words = reasons.pop() if len(reasons) == 1 else "no difference that the test images and seeds can show"
     if len(found.level) == len(found.order):
         return words[0].upper() + words[1:]
     return f"{listed([panel.rows[row] for row in found.level], _FEW)}: {words}"
@@ -78,20 +79,20 @@ def _compared(grid: Grid, panel: Panel) -> str:
     if len(found.order) < 2:
         return ""
     (first, top), (second, next_best), *_ = found.order.items()
-    reached = [f"{panel.rows[row]} {value:.1f}%" for row, value in found.order.items()]
-    evidence = found.against[found.level[1] if len(found.level) > 1 else second]
-    tests = f" ({evidence.tests})" if evidence.tests else ""
+    names = {row: f"{panel.rows[row]} ({value:.1f}%)" for row, value in found.order.items()}
+    center = _above_center(found.order)
     if found.obstacle:
-        text = f"{listed(reached, _FEW)}. No winner is named, because {found.obstacle}"
+        text = f"{listed(list(names.values()), _FEW)}. No winner is named, because {found.obstacle}{center}"
     elif found.winner:
-        ahead = f"{top - next_best:.1f} percentage points more than {panel.rows[second]} ({next_best:.1f}%)"
-        text = f"{panel.rows[first]} reaches {top:.1f}%, {ahead}{tests}"
+        ahead = f"{top - next_best:.1f} percentage points more than {names[second]}"
+        tests = found.against[second].tests
+        text = f"{panel.rows[first]} reaches {top:.1f}%, {ahead}{center}. {tests[0].upper()}{tests[1:]}"
     else:
-        level = listed(reached[: len(found.level)], _FEW)
-        behind = listed([panel.rows[row] for row in found.order if row not in found.level] or [""])
-        rest = f". {behind}: behind {panel.rows[first]}" if behind else ""
-        text = f"{level}: {evidence.words}{tests}{rest}"
-    return f"{_title(panel)}{text}{_above_center(found.order)}."
+        level = [f"{names[row]}: {found.against[row].told}" for row in found.level[1 : 1 + _FEW]]
+        behind = [names[row] for row in found.order if row not in found.level]
+        below = [f"Behind: {listed(behind, _FEW)}"] if behind else []
+        text = ". ".join([f"{panel.rows[first]} reaches {top:.1f}%{center}", *level, *below])
+    return f"{_title(panel)}{text}."
 
 
 def _averages(grid: Grid, panel: Panel) -> str:

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -282,12 +283,14 @@ def run_or_resume(config: Config, path: Path, listener: Listener, *, quiet: bool
 def begin_comparison(path: Path, configs: Mapping[str, Config], *, quiet: bool = False) -> None:
     """Write the configs of a comparison, from which it can be resumed. Each runs in a folder with its name.
 
-    The configs differ only in the method. Every run is built first, so that nothing is written if one is impossible.
+    The configs differ in method and seed only. All runs are built first, so that nothing is written if one cannot be.
     """
     check_free(path)
-    problem = build_problem(next(iter(configs.values())), quiet=quiet)
-    for config in configs.values():
-        simulated(config, problem, scratch=Path(tempfile.gettempdir()))
+    for _, alike in groupby(configs.values(), key=lambda config: config.seed):
+        first, *others = alike
+        problem = build_problem(first, quiet=quiet)
+        for config in (first, *others):
+            simulated(config, problem, scratch=Path(tempfile.gettempdir()))
     trees = {name: config.model_dump(mode="json") for name, config in configs.items()}
     RunFolder(path).replace(COMPARISON, _yaml(trees))
 

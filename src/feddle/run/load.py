@@ -29,10 +29,25 @@ def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
     """Validate a config given as nested dicts. An error names the file, the key and the remedy in one line."""
     from feddle.run.plan import Config  # imports torch, which is slow; a missing file is reported first
 
+    trees = [tree]
     for override in overrides:
         key, value = parse_override(override)
-        tree = with_value(tree, key.split("."), value)
-    return validated(Config, tree, source=source)
+        trees.append(with_value(trees[-1], key.split("."), value))
+    try:
+        return validated(Config, trees[-1], source=source)
+    except FeddleError:
+        for before, after, override in reversed(list(zip(trees, trees[1:], overrides, strict=False))):
+            if _is_valid(Config, before):  # so this override is the mistake
+                validated(Config, after, source=f"-o {override}")
+        raise
+
+
+def _is_valid(kind: type[BaseModel], tree: dict[str, Any]) -> bool:
+    try:
+        kind.model_validate(tree)
+    except ValidationError:
+        return False
+    return True
 
 
 def validated(kind: type[Checked], tree: dict[str, Any], *, source: str) -> Checked:

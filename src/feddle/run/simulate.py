@@ -14,11 +14,11 @@ from torch.utils.data import Dataset
 
 from feddle.clients.attacks import client_work
 from feddle.clients.work import ClientWork
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout
 from feddle.core.seeds import seed_for
 from feddle.data.collection import ranks
-from feddle.data.examples import Examples, as_examples
+from feddle.data.examples import Examples, as_examples, labels_of
 from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy
 from feddle.run.diagnostics import Diagnostics, InDomainComparison
@@ -96,17 +96,50 @@ def simulate(
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
     tree = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
-    guides, measures = (None if data is None else as_examples(data) for data in (server, test))
-    for name, examples in (("server", guides), ("test", measures)):
-        if examples is not None and not len(examples):
-            raise FeddleError(f"simulate: the {name} data is empty; omit it or add examples")
-    shares = [as_examples(client) for client in clients]
+    shares = [_examples(client, f"clients[{number}]") for number, client in enumerate(clients)]
+    guides = None if server is None else _examples(server, "server=", least=1)
+    measures = None if test is None else _examples(test, "test=", least=1)
     sizes = torch.tensor([len(share) for share in shares])
     outside = None if server_classes is None else "of another task"
     problem = Problem(model, shares, sizes, guides, measures, loss, outside, server_classes)
     run = simulated(checked, problem, strategy, scratch=scratch)
+    _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
+    _check_fit(model, guides, "server=", loss if server_classes is None else None)
+    _check_fit(model, measures, "test=", loss)
     run.go(listener)
     return run
+
+
+def _examples(data: Data, name: str, least: int = 0) -> Examples:
+    """The data of an argument as examples. An error names the argument."""
+    try:
+        examples = as_examples(data)
+    except FeddleError as error:
+        raise FeddleError(f"simulate: {name}: {error}") from error
+    if len(examples) < least:
+        raise FeddleError(f"simulate: {name}: the data is empty; omit it or add examples")
+    return examples
+
+
+@torch.no_grad()
+def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Loss | None) -> None:
+    """Refuse data that the model cannot compute. Tries the first example and one with the highest label."""
+    if examples is None or not len(examples):
+        return
+    labels, mode = labels_of(examples), model.training
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]):  # a data set may draw random numbers
+            inputs, targets = examples.take(torch.tensor([0, 0 if labels is None else int(labels.argmax())]))
+            if isinstance(inputs, Tensor) and loss is not None:
+                device = next(model.parameters()).device
+                loss(model(inputs.to(device)), targets.to(device))
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = one_line(" ".join(str(error).split()).rstrip("."))
+        remedy = "" if isinstance(error, FeddleError) else "; check its inputs and labels, and the model's outputs"
+        raise FeddleError(f"simulate: {name}: {reason}{remedy}") from error
+    finally:
+        model.train(mode)
 
 
 def _check_model(model: nn.Module) -> None:

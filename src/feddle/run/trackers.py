@@ -1,4 +1,4 @@
-"""Reporting a run to other tools while it runs: TensorBoard, MLflow."""
+"""Reporting a run to other tools while it runs: TensorBoard, MLflow, Weights & Biases."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -11,13 +11,13 @@ from feddle.records import finite
 from feddle.run.plan import Config
 from feddle.run.run import Line, Listener
 
-TrackerName = Literal["tensorboard", "mlflow"]
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 
 
 @contextmanager
 def tracking(names: Sequence[TrackerName], folder: Path, config: Config, listener: Listener) -> Iterator[Listener]:
     """A listener that also reports every round to these tools. Each tool has a function below that opens it."""
-    tools = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+    tools = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
     listeners = []
     with ExitStack() as stack:
         for name in names:
@@ -74,3 +74,18 @@ def _mlflow(folder: Path, config: Config) -> Iterator[Listener]:
         raise FeddleError(f"MLflow reported an error: {reason}; check MLFLOW_TRACKING_URI") from error
     with run:
         yield lambda line: mlflow.log_metrics(numbers(line), step=line["round"])
+
+
+@contextmanager
+def _wandb(folder: Path, config: Config) -> Iterator[Listener]:
+    """Write a run of the project `feddle` to Weights & Biases; $WANDB_MODE=offline keeps it in $WANDB_DIR."""
+    import wandb
+
+    try:
+        settings = wandb.Settings(console="off")  # it would capture the progress bars
+        run = wandb.init(project="feddle", name=str(folder), config=config.model_dump(mode="json"), settings=settings)
+    except wandb.Error as error:
+        reason = " ".join(str(error).split())
+        raise FeddleError(f"W&B reported an error: {reason}; run `wandb login` or set WANDB_MODE=offline") from error
+    with run:
+        yield lambda line: run.log(numbers(line), step=line["round"])

@@ -34,7 +34,7 @@ class Parts:
         if self.server is None:
             raise FeddleError(
                 f"{self.method} uses the server's data, but there is none; "
-                "set data.server.samples above 0 (in Python: server=)"
+                "pass server= to simulate, or set data.server.samples above 0 in a config"
             )
         if labelled and self.out_of_domain:
             raise FeddleError(

@@ -1,0 +1,188 @@
+"""`feddle compare` over seeds, and what the command line says."""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import feddle
+from command import FEDDLE, run_feddle, run_process
+from feddle.cli.display import stop
+from feddle.core.errors import FeddleError
+from feddle.grids.grid import chosen, load_grid
+from feddle.records import read_run
+from test_report import Document, make_run
+from test_reproduce import CNN
+from tiny import TINY
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+# Several seeds
+
+
+def test_compare_over_seeds_has_means_and_bands(tmp_path: Path, config: Path) -> None:
+    both = ["--methods", "fedbuff,fedavg", "-q", "--out"]
+    done = run_feddle("compare", config, "--seeds", "0,3", *both, tmp_path / "all")
+    assert done.code == 0, done.err
+    assert " ± " in done.out
+    runs = sorted(path.parent.name for path in (tmp_path / "all").glob("*/config.yaml"))
+    assert runs == ["fedavg-seed0", "fedavg-seed3", "fedbuff-seed0", "fedbuff-seed3"]
+    html = (tmp_path / "all" / "report.html").read_text()
+    assert html.count('class="band') == 2 * 2  # a band for each method, wide and narrow
+    assert "Lines are means over seeds, bands are their range." in " ".join(Document(html).inside("p"))
+    alone = run_feddle("compare", config, "--seed", "3", *both, tmp_path / "one")
+    assert alone.code == 0, alone.err
+    for method in ("fedbuff", "fedavg"):
+        weights = [tmp_path / name / "model.safetensors" for name in (f"all/{method}-seed3", f"one/{method}")]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_a_comparison_over_seeds_is_resumed(tmp_path: Path, config: Path) -> None:
+    done = run_feddle("compare", config, "--seeds", "0,1", "--methods", "fedavg", "-q", "--out", tmp_path / "all")
+    assert done.code == 0, done.err
+    (tmp_path / "all" / "fedavg-seed1" / "result.json").unlink()
+    again = run_feddle("resume", tmp_path / "all", "-q")
+    assert again.code == 0, again.err
+    assert read_run(tmp_path / "all" / "fedavg-seed1").config["seed"] == 1
+    assert "0 of" not in again.out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seeds", "0,x"], "--seeds: expected whole numbers from 0 up, such as 0,1,2, but found '0,x'"),
+        (["--seeds", "0,1", "--seed", "2"], "expected --seed or --seeds, but found both"),
+        (["--methods", "fedavg,fedbuf"], "--methods: unknown name 'fedbuf'; did you mean 'fedbuff'?"),
+        (["-o", "rounds=9", "-o", "clients.per_round=50"], "-o clients.per_round=50: clients: per_round is 50, but"),
+        (["-o", "method.atlas_siz=3"], "-o method.atlas_siz=3: method: unknown key 'atlas_siz'"),
+    ],
+)
+def test_errors_name_the_option(tmp_path: Path, config: Path, words: list[str], said: str) -> None:
+    refused = run_feddle("compare", config, *words, "--out", tmp_path / "out")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert refused.err.startswith(f"feddle: {said}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mistake_in_the_file_is_not_blamed_on_an_option(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text("rounds: many\n")
+    assert run_feddle("run", path, "-o", "seed=1").err.startswith(f"feddle: {path}: rounds: ")
+
+
+# The arguments of simulate
+
+
+def examples(features: int = 2, labels: int = 2) -> TensorDataset:
+    return TensorDataset(torch.randn(8, features), torch.arange(8) % labels)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "pass server= to simulate"),
+        ({"server": 3}, "simulate: server=: expected a map-style torch Dataset of (input, target) pairs, got int"),
+        ({"server": examples(3)}, "simulate: server=: mat1 and mat2 shapes cannot be multiplied"),
+        ({"server": examples(), "test": examples(labels=5)}, "simulate: test=: Target 4 is out of bounds; check"),
+        ({"server": TensorDataset(torch.randn(0, 2), torch.arange(0))}, "simulate: server=: the data is empty"),
+        ({"server": TensorDataset(torch.randn(8, 2))}, "simulate: server=: expected (input, target) pairs of tensors"),
+        ({"server": examples(), "clients": [examples(), [1]]}, "simulate: clients[1]: expected a map-style"),
+    ],
+)
+def test_errors_name_the_argument(arguments: dict[str, object], said: str) -> None:
+    given = {"clients": [examples(), examples()], **arguments}
+    with pytest.raises(FeddleError) as refused:
+        feddle.simulate(nn.Linear(2, 2), per_round=1, rounds=1, workers=0, **given)  # type: ignore[arg-type]
+    assert said in str(refused.value)
+
+
+# Rows of a table
+
+
+def test_a_name_stands_for_the_rows_that_continue_it_after_a_hyphen() -> None:
+    grid = load_grid(CNN)
+    rows = {str(cell.key["method"]) for cell in chosen(grid, [], ["feddle"])}
+    assert rows == {"feddle-id", "feddle-ood"}
+    assert {str(cell.key["method"]) for cell in chosen(grid, [], ["fedavg", "feddle-id"])} == {"fedavg", "feddle-id"}
+    with pytest.raises(FeddleError, match="has no row 'fedd'"):
+        chosen(grid, [], ["fedd"])
+
+
+def test_a_name_that_is_a_row_stands_for_itself() -> None:
+    grid = load_grid("guidance")
+    assert {str(cell.key["method"]) for cell in chosen(grid, [], ["feddle+"])} == {"feddle+"}
+
+
+# Help, completion, Ctrl-C
+
+
+@pytest.mark.parametrize("group", [[], ["federation"], ["data"]])
+def test_the_help_shows_whole_lines(group: list[str]) -> None:
+    assert "..." not in run_feddle(*group, "--help").out.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str) -> None:
+    script = run_feddle("completion", shell)
+    assert (script.code, "_FEDDLE_COMPLETE" in script.out) == (0, True)
+
+
+def test_the_shell_gets_the_commands() -> None:
+    asked = {"_FEDDLE_COMPLETE": "bash_complete", "COMP_WORDS": "feddle re", "COMP_CWORD": "1"}
+    assert run_process(*FEDDLE, env=asked).out.split() == ["plain,report", "plain,reproduce", "plain,resume"]
+
+
+@pytest.mark.parametrize(("terminal", "before"), [(True, "\n"), (False, "")])
+def test_the_message_after_ctrl_c_has_its_own_line(
+    terminal: bool, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with pytest.raises(SystemExit):
+        stop("interrupted", code=130)
+    assert screen.getvalue() == f"{before}feddle: interrupted\n"
+
+
+# Exports and other tools
+
+
+def test_a_single_run_is_exported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    formats = [word for kind in ("csv", "markdown", "latex", "png") for word in ("--export", kind)]
+    done = run_feddle("report", run, "--out", tmp_path / "page" / "report.html", *formats)
+    assert done.code == 0, done.err
+    names = {path.name for path in (tmp_path / "page").iterdir()}
+    assert names == {"report.html", "runs.csv", "runs.md", "runs.tex", "runs-Accuracy.png"}
+    images = "Images: 50,000 for training, 500 for guidance at the server and 1,000 for testing."
+    assert all(images in (tmp_path / "page" / f"runs.{ending}").read_text() for ending in ("md", "tex"))
+    assert ",50000,500,1000," in (tmp_path / "page" / "runs.csv").read_text()
+
+
+def test_a_comparison_is_tracked(tmp_path: Path, config: Path) -> None:
+    track = ["--track", "tensorboard"]
+    done = run_feddle("compare", config, "--methods", "fedbuff,fedavg", *track, "-q", "--out", tmp_path / "all")
+    assert done.code == 0, done.err
+    assert len(list((tmp_path / "all").glob("*/tensorboard/*"))) == 2
+
+
+def test_weights_and_biases_hears_of_every_round_offline(tmp_path: Path, config: Path) -> None:
+    pytest.importorskip("wandb", reason="needs wandb; to enable: pip install 'feddle[wandb]'")
+    offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
+    done = run_process(*FEDDLE, "run", config, "--track", "wandb", "-q", "--out", tmp_path / "run", env=offline)
+    assert done.code == 0, done.err
+    (written,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert b"test_loss" in written.read_bytes()
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["finished"]

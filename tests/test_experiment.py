@@ -153,7 +153,7 @@ def test_an_error_is_one_line_and_exit_code_2_without_a_traceback(tiny_file: Pat
     bad = run_process(*FEDDLE, "run", tiny_file, "-o", "method.atlas_sise=3")
     assert (bad.code, bad.out) == (2, "")
     assert bad.err.count("\n") == 1
-    assert bad.err.startswith(f"feddle: {tiny_file}: method: unknown key 'atlas_sise'")
+    assert bad.err.startswith("feddle: -o method.atlas_sise=3: method: unknown key 'atlas_sise'")
     assert "Traceback" in run_process(*FEDDLE, "run", "--debug", tiny_file, "-o", "rounds=0").err
     missing = run_feddle("run", tmp_path / "tinny.yaml")
     assert missing.code == 2

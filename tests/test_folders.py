@@ -165,6 +165,7 @@ def test_a_run_that_was_killed_as_it_finished_is_tidied_and_reported(tmp_path: P
     assert f"Report: {out / 'report.html'}" in resumed.out
     assert sorted(p.name for p in out.iterdir()) == [
         "config.yaml",
+        "data.json",
         "history.jsonl",
         "model.safetensors",
         "report.html",

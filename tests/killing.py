@@ -61,7 +61,8 @@ def small(method: str, **changes: Any) -> Config:
 def kept(folder: Path) -> dict[str, Any]:
     """What a run leaves, but for the time that it took; nothing else may be there."""
     files = sorted(path.name for path in folder.iterdir())
-    assert files == ["config.yaml", "data.json", "history.jsonl", "model.safetensors", "result.json"], f"{folder} holds {files}"
+    expected = ["config.yaml", "data.json", "history.jsonl", "model.safetensors", "result.json"]
+    assert files == expected, f"{folder} holds {files}"
     result = json.loads((folder / "result.json").read_bytes())
     assert result["finished"]
     assert result.pop("seconds") > 0

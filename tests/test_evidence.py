@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
 
 from command import run_feddle
+from feddle.data.examples import FromDataset, Selection, labels_of
 from feddle.records import hex_of, read_run
 from feddle.report.evidence import exact_p, standing
 from feddle.report.grid import grid_of_runs
 from feddle.report.numbers import binomial_interval
 from feddle.report.page import page
 from feddle.report.words import headline, lead, verdicts
+from feddle.run.census import census
+from feddle.run.problem import build_problem
 from test_report import Document, drawings, make_run
 from test_reproduce import CURVES, make_grid
-from tiny import TINY
+from tiny import TINY, tiny
 
 
 def test_the_exact_test_by_hand() -> None:
@@ -152,3 +157,58 @@ def test_a_real_run_records_its_images_and_what_is_right(tmp_path: Path) -> None
 
 def test_bits_are_hexadecimal_digits() -> None:
     assert [hex_of(bits) for bits in ([True, False, True, False, True], [False], [])] == ["15", "0", "0"]
+
+
+def test_a_model_that_may_be_a_guess_is_a_warning(tmp_path: Path) -> None:
+    # of 100 images, 16 right leaves 10.1 % to 24.4 % open, and 14 right leaves 8.5 % to 22.1 %; a guess has 10 %
+    runs = [make_run(tmp_path / name, name, [share], tests=100) for name, share in (("good", 0.16), ("bad", 0.14))]
+    assert "Not shown to be better than always guessing the most frequent class: bad." in page([grid_of_runs(runs)])
+
+
+# Which client has which classes
+
+
+def with_clients(folder: Path, counts: list[list[int]], clients: int | None = None) -> Path:
+    run = make_run(folder)
+    data = json.loads((run / "data.json").read_text())
+    record = {"clients": clients or len(counts), "shown": list(range(len(counts))), "counts": counts}
+    (run / "data.json").write_text(json.dumps(data | record))
+    return run
+
+
+def test_the_classes_of_the_clients_are_the_first_section(tmp_path: Path) -> None:
+    run = with_clients(tmp_path / "a", [[5, 0], [0, 7], [1, 2]])
+    document = Document(page([grid_of_runs([run])]))
+    assert document.inside("h2")[:2] == ["Clients and classes", "Results"]
+    assert "client 2: 2 of class 1, 1 of class 0" in document.inside("li")
+    assert {"class 0", "class 1", "0", "2"} <= set(document.inside("span"))
+    assert " Number of training images of each client and class." in document.inside("figcaption")
+
+
+def test_of_many_clients_some_are_shown_and_outliers_are_clipped(tmp_path: Path) -> None:
+    run = with_clients(tmp_path / "a", [[1, 2]] * 59 + [[1, 900]], clients=5000)
+    text = " ".join(Document(page([grid_of_runs([run])])).inside("figcaption"))
+    assert "60 of the 5,000 clients, at equal distances. Values beyond 2 are clipped." in text
+
+
+@pytest.mark.parametrize("counts", [[], [[]], [[1], [1, 2]], [[0]]])
+def test_damaged_counts_are_left_out(tmp_path: Path, counts: list[list[int]]) -> None:
+    sections = Document(page([grid_of_runs([with_clients(tmp_path / "a", counts)])])).inside("h2")
+    assert ("Clients and classes" in sections) == (counts == [[0]])
+
+
+def test_a_run_counts_some_of_many_clients() -> None:
+    found = census(build_problem(tiny(clients={"count": 200, "per_round": 5}), quiet=True))
+    assert len(found["shown"]) == len(found["counts"]) == 60
+    assert found["shown"] == sorted(set(found["shown"]))
+    assert found["clients"] > 100
+
+
+def test_labels_are_known_only_where_they_are_classes() -> None:
+    labels = torch.tensor([2, 0, 1])
+    data = FromDataset(TensorDataset(torch.zeros(3, 2), labels))
+    known = labels_of(Selection(data, torch.tensor([1, 2])))
+    assert known is not None
+    assert known.tolist() == [0, 1]
+    for targets in (labels.float(), labels[:, None], labels - 1):
+        assert labels_of(FromDataset(TensorDataset(torch.zeros(3, 2), targets))) is None

@@ -187,6 +187,7 @@ def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     run = run_config(tiny(), tmp_path / "run", quiet=True)
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
         "config.yaml",
+        "data.json",
         "history.jsonl",
         "model.safetensors",
         "result.json",

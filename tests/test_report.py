@@ -604,7 +604,7 @@ def test_a_real_run_of_feddle_plus_shows_its_blocks_and_its_server(tmp_path: Pat
     said = run_feddle("run", tmp_path / "c.yaml", "--out", tmp_path / "run", "-q")
     assert said.code == 0, said.err
     html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    (_, anchors), (_, blocks) = pictures(html)
+    _, (_, anchors), (_, blocks) = pictures(html)  # the first shows the classes of the clients
     lines = read_run(tmp_path / "run").history
     assert len(anchors) == max(len(line["coefficients"]) for line in lines)
     assert len(blocks) == len(lines[-1]["blocks"]) + 1

@@ -1,4 +1,4 @@
-"""Heat maps: numbers by row and round, as a picture inside the page."""
+"""Heat maps: numbers by row and round, or by class and client, as a picture inside the page."""
 
 import base64
 import math
@@ -29,17 +29,25 @@ def number(value: float) -> str:
 
 
 def heat_figure(
-    title: str, caption: str, rows: Rows, notes: Sequence[str], wide: int, tall: int, spoken: str
+    title: str,
+    caption: str,
+    rows: Rows,
+    notes: Sequence[str],
+    wide: int,
+    tall: int,
+    spoken: str,
+    clients: Sequence[int] = (),
 ) -> Markup:
     """A heat map that is about `tall` pixels high, with a note for each column, which stands for `wide` rounds.
 
-    Screen readers read `spoken`.
+    If there are `clients`, the columns are these instead, and the numbers are counts. Screen readers read `spoken`.
     """
     sizes = sorted(abs(value) for row in rows.values() for value in row if value is not None)
     limit = _limit(sizes)
     is_clipped = sizes[-1] > limit
     merged = f" Each column is the last search of {wide} rounds." if wide > 1 else ""
-    clipping = f" Values beyond ±{number(limit)} are clipped." if is_clipped else ""
+    clipping = f" Values beyond {'' if clients else '±'}{number(limit)} are clipped." if is_clipped else ""
+    ticks = _client_ticks(clients) if clients else _round_ticks(wide * len(notes))
     height = max(4, min(16, tall // len(rows)))  # of a row
     step = math.ceil(15 / height)  # rows from one name to the next; the last row has one
     names = [name if (len(rows) - at) % step == 0 else "" for at, name in enumerate(rows, 1)]
@@ -56,8 +64,8 @@ def heat_figure(
     return element(
         "figure",
         element("figcaption", element("strong", title), caption, merged, clipping),
-        _legend(limit, is_clipped),
-        element("div", left, picture, _round_ticks(wide * len(notes)), class_="map"),
+        _legend(limit, is_clipped, is_signed=not clients),
+        element("div", left, picture, ticks, class_="map"),
         folded("Values in words", element("div", element("ul", listed), class_="scroll")),
         class_="heat",
     )
@@ -75,19 +83,28 @@ def _limit(sizes: Sequence[float]) -> float:
     return _rounded_up(limit) if limit > _ROUNDING else 1.0
 
 
-def _legend(limit: float, is_clipped: bool) -> Markup:
+def _legend(limit: float, is_clipped: bool, *, is_signed: bool) -> Markup:
     less, more = ("≤ ", "≥ ") if is_clipped else ("", "")
-    bar = element("img", src=_picture([_SHADES], 1.0), alt="", width="196", height="12")
-    return element("div", bar, each("span", [f"{less}−{number(limit)}", "0", f"{more}{number(limit)}"]), class_="scale")
+    bar = element("img", src=_picture([_SHADES[0 if is_signed else _LEVELS :]], 1.0), alt="", width="196", height="12")
+    ends = [f"{less}−{number(limit)}", "0"] if is_signed else ["0", ""]
+    return element("div", bar, each("span", [*ends, f"{more}{number(limit)}"]), class_="scale")
+
+
+def _client_ticks(clients: Sequence[int]) -> Markup:
+    """The numbers of at most ten clients."""
+    stride = math.ceil(len(clients) / 10)
+    places = {str(client): 100 * (at + 0.5) / len(clients) for at, client in enumerate(clients) if at % stride == 0}
+    return _ticks(places, "client")
 
 
 def _round_ticks(last: int) -> Markup:
     axis = round_axis(last, 0, 100, most_ticks=6)
-    ticks = [
-        element("span", tick_text(tick, axis.step), style=f"left: {axis.place(tick - 0.5):.1f}%")
-        for tick in axis.ticks[1:]
-    ]
-    return element("div", *ticks, element("em", "round"), class_="rounds", aria_hidden="true")
+    return _ticks({tick_text(tick, axis.step): axis.place(tick - 0.5) for tick in axis.ticks[1:]}, "round")
+
+
+def _ticks(places: Mapping[str, float], word: str) -> Markup:
+    ticks = [element("span", text, style=f"left: {place:.1f}%") for text, place in places.items()]
+    return element("div", *ticks, element("em", word), class_="rounds", aria_hidden="true")
 
 
 def _rounded_up(value: float) -> float:

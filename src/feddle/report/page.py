@@ -10,11 +10,12 @@ import yaml
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.report.charts import Curve, curve_chart, staleness_chart
+from feddle.report.clients import client_figures
 from feddle.report.coefficients import coefficient_figures
 from feddle.report.grid import CENTER, Grid, Panel
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
 from feddle.report.numbers import NONE, counted
-from feddle.report.setting import differences, really_run, setting, versions
+from feddle.report.setting import differences, images, really_run, setting, versions
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
 from feddle.report.warnings import warnings
 from feddle.report.words import ABOUT, headline, lead
@@ -92,7 +93,10 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
         f" waiting time is included.{'' if one else ' Time, MB up and MB down: of a whole run.'}"
     )
     priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
+    first, *others = client_figures(panel) or [None]
+    more = folded(f"{len(others)} more", *others) if others else None
     return [
+        _section("Clients and classes", panel, images(panel.runs), first, more),
         _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
         _section("Accuracy over rounds", panel, _about_curves(panel), *curves),
         _coefficients(panel),

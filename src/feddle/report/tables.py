@@ -163,18 +163,14 @@ def from_clean(panel: Panel, row: str, column: int) -> float | None:
 
 def legend(grid: Grid) -> str:
     """The meaning of the numbers, and of bold and underlined ones."""
-    if "title" not in grid.record:
-        return (
-            "Accuracy: the best of a run’s last five evaluations, the paper’s rule; with several seeds, mean ± standard"
-            " deviation. Bold: a lead that the test images and seeds support."
-        )
     above = " Underlined: above Center." if any(CENTER in panel.rows for panel in grid.panels) else ""
+    rule = "the best of a run’s last five evaluations, the paper’s rule; with several seeds, mean ± standard deviation."
+    if "title" not in grid.record:
+        return f"Accuracy: {rule} Bold: a lead that the test images and seeds support.{above}"
     both = len({cell.has_own_data for cell in grid.cells if cell.runs}) > 1
     groups = " and, as in the paper, the highest of the methods with and of those without in-domain data at the server"
-    return (
-        "Accuracy in per cent: the best of a run’s last five evaluations, the paper’s rule; with several seeds, mean ±"
-        f" standard deviation. Bold: the highest of its column{groups if both else ''}, be it a lead or not.{above}"
-    )
+    bold = f"the highest of its column{groups if both else ''}, be it a lead or not"
+    return f"Accuracy in per cent: {rule} Bold: {bold}.{above}"
 
 
 def footnotes(grid: Grid) -> list[str]:

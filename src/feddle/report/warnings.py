@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from feddle.records import RunRecord
 from feddle.report.grid import Grid
-from feddle.report.numbers import counted, listed
+from feddle.report.numbers import binomial_interval, counted, listed
 from feddle.report.setting import packages, refusals, refused
 
 _MOST = 5  # names in a list
@@ -24,7 +24,14 @@ _OTHER_ADVICE = "Check that these clients run the same model and the same versio
 
 def warnings(grid: Grid) -> list[str]:
     """All warnings about a grid."""
-    return [*_refusals(grid), *_setting(grid), *_makers(grid.runs), *_contents(grid.runs), *_seeds(grid)]
+    return [
+        *_refusals(grid),
+        *_chance(grid),
+        *_setting(grid),
+        *_makers(grid.runs),
+        *_contents(grid.runs),
+        *_seeds(grid),
+    ]
 
 
 def _refusals(grid: Grid) -> list[str]:
@@ -46,6 +53,20 @@ def _refusals(grid: Grid) -> list[str]:
         what = f"The server refused {counted(total, 'update')} of {rows}{origin}. Reason: {reason}."
         found.append(f"{what} {_ADVICE.get(reason, _OTHER_ADVICE)}")
     return found
+
+
+def _chance(grid: Grid) -> list[str]:
+    """The rows of which all last models may be as good as a guess, by the interval that the test images leave open."""
+    cells = [cell for cell in grid.cells if cell.runs and all(map(_may_be_a_guess, cell.runs))]
+    names = listed([cell.name for cell in cells] or [""], _MOST)
+    return [f"Not shown to be better than always guessing the most frequent class: {names}."] if cells else []
+
+
+def _may_be_a_guess(run: RunRecord) -> bool:
+    last, guess, tests = run.last_accuracy, run.data.get("guess"), run.data.get("test")
+    if last is None or guess is None or not tests:
+        return False
+    return binomial_interval(100 * last, tests)[0] < 100 * guess
 
 
 def _setting(grid: Grid) -> list[str]:

@@ -1,0 +1,45 @@
+"""Which client has which classes, as a heat map."""
+
+from feddle.records import RunRecord
+from feddle.report.grid import Panel
+from feddle.report.heatmap import Rows, heat_figure
+from feddle.report.markup import Markup
+
+
+def client_figures(panel: Panel) -> list[Markup]:
+    """A heat map for each partition of a panel: that of the first run in each column which is not yet shown."""
+    shown: list[list[list[int]]] = []
+    figures = []
+    for column, head in enumerate(panel.heads):
+        runs = [run for cell in panel.column(column).values() for run in cell.runs if _is_whole(run)]
+        if runs and runs[0].data["counts"] not in shown:
+            shown.append(runs[0].data["counts"])
+            several = len({str(run.config.get("seed")) for run in runs}) > 1
+            seed = [f"seed {runs[0].config.get('seed')}"] if several else []
+            title = ", ".join([*([head] if panel.columns[column] else []), *seed])
+            figures.append(_figure(runs[0], f"{title}." if title else ""))
+    return figures
+
+
+def _is_whole(run: RunRecord) -> bool:
+    """Whether the classes of the clients are known: a row for each client, and in all rows as many classes."""
+    rows, clients = run.data.get("counts", []), run.data.get("shown", [])
+    return len(rows) == len(clients) > 0 < len(rows[0]) and all(len(row) == len(rows[0]) for row in rows)
+
+
+def _figure(run: RunRecord, title: str) -> Markup:
+    clients, counts = run.data["shown"], run.data["counts"]
+    rows: Rows = {f"class {name}": column for name, column in enumerate(zip(*counts, strict=True))}
+    total = run.data.get("clients", len(clients))
+    some = f" {len(clients)} of the {total:,} clients, at equal distances." if total > len(clients) else ""
+    caption = f" Number of training images of each client and class.{some}"
+    notes = [_note(client, found) for client, found in zip(clients, counts, strict=True)]
+    return heat_figure(title, caption, rows, notes, 1, 400, f"{title}{caption}".strip(), clients)
+
+
+def _note(client: int, counts: list[int]) -> str:
+    """The classes of a client in words, the most frequent first."""
+    order = sorted((-count, name) for name, count in enumerate(counts) if count)
+    parts = [f"{-count} of class {name}" for count, name in order[:5]]
+    more = [f"{len(order) - 5} more classes"] if len(order) > 5 else []
+    return f"client {client}: {', '.join([*parts, *more])}"

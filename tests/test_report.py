@@ -608,7 +608,7 @@ def test_a_real_run_of_feddle_plus_shows_its_blocks_and_its_server(tmp_path: Pat
     lines = read_run(tmp_path / "run").history
     assert len(anchors) == max(len(line["coefficients"]) for line in lines)
     assert len(blocks) == len(lines[-1]["blocks"]) + 1
-    assert row_names(html)[1] == [*lines[-1]["blocks"], "server − 1"]
+    assert row_names(html)[2] == [*lines[-1]["blocks"], "server − 1"]
     highest = max(range(len(lines[-1]["coefficients"])), key=lines[-1]["coefficients"].__getitem__)
     client, version = lines[-1]["anchor_clients"][highest], lines[-1]["anchor_versions"][highest]
     assert f"(client {client}, version {version}), server " in notes(html)[3]

@@ -82,7 +82,7 @@ def _draw_curves(curves: Sequence[Curve], size: Size, unit: str, chance: float |
         "curves",
         f"{'Accuracy over' if unit else 'Over'} rounds. Last values: {ends}.",
         frame(x, y, unit),
-        None if chance is None else _level(chance, x, y),
+        *([] if chance is None else [_level(chance, x, y)]),
         element("line", class_="cursor", y1=y.end, y2=y.start),
         *(_band(curve, x, y) for curve in curves if curve.band),
         *(_line(curve, x, y) for curve in reversed(curves)),  # the first one on top

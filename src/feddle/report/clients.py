@@ -15,7 +15,7 @@ def client_figures(panel: Panel) -> list[Markup]:
         if runs and runs[0].data["counts"] not in shown:
             shown.append(runs[0].data["counts"])
             several = len({str(run.config.get("seed")) for run in runs}) > 1
-            seed = [f"seed {runs[0].config.get('seed')}"] if several else []
+            seed = [f"Seed {runs[0].config.get('seed')}"] if several else []
             title = ", ".join([*([head] if panel.columns[column] else []), *seed])
             figures.append(_figure(runs[0], f"{title}." if title else ""))
     return figures

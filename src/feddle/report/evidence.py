@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import comb, inf, sqrt
+from math import comb, sqrt
 from statistics import fmean, stdev
 
 from feddle.records import RunRecord, finite
@@ -124,12 +124,12 @@ def exact_p(more: int, less: int) -> float:
     """McNemar's exact test, two-sided: the p-value if two models disagree on `more` + `less` images."""
     total = more + less
     tail = sum(comb(total, k) for k in range(min(more, less) + 1))
-    return min(1.0, 2 * tail / 2**total)
+    return min(1.0, float(2 * tail / 2**total))
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """The interval of 95 % of a mean, by Student's t."""
+    """The interval of 95 % of a mean of differences in points, by Student's t."""
     if len(values) < 2:
-        return -inf, inf
+        return -100.0, 100.0
     half = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1] * stdev(values) / sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+    return max(fmean(values) - half, -100.0), min(fmean(values) + half, 100.0)

@@ -93,10 +93,10 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
         f" waiting time is included.{'' if one else ' Time, MB up and MB down: of a whole run.'}"
     )
     priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
-    first, *others = client_figures(panel) or [None]
-    more = folded(f"{len(others)} more", *others) if others else None
+    partitions = client_figures(panel)
+    others = folded(f"{len(partitions) - 1} more", *partitions[1:]) if partitions[1:] else None
     return [
-        _section("Clients and classes", panel, images(panel.runs), first, more),
+        _section("Clients and classes", panel, images(panel.runs), *partitions[:1], others),
         _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
         _section("Accuracy over rounds", panel, _about_curves(panel), *curves),
         _coefficients(panel),

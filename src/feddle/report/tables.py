@@ -134,7 +134,12 @@ def is_best(ours: Spread | None, among: Sequence[Spread | None]) -> bool:
 
 
 def leaders(grid: Grid, panel: Panel, column: int) -> list[str]:
-    """The bold rows of a column: of single runs the winner, in tables the highest numbers, as in the paper."""
+    """The bold rows of a column: of single runs the winner, in tables the highest numbers, as in the paper.
+
+    Quick runs have none.
+    """
+    if grid.quick:
+        return []
     if "title" not in grid.record:
         winner = standing(grid, panel, column).winner
         return [winner] if winner else []
@@ -170,7 +175,7 @@ def legend(grid: Grid) -> str:
     both = len({cell.has_own_data for cell in grid.cells if cell.runs}) > 1
     groups = " and, as in the paper, the highest of the methods with and of those without in-domain data at the server"
     bold = f"the highest of its column{groups if both else ''}, be it a lead or not"
-    return f"Accuracy in per cent: {rule} Bold: {bold}.{above}"
+    return f"Accuracy in per cent: {rule}{'' if grid.quick else f' Bold: {bold}.'}{above}"
 
 
 def footnotes(grid: Grid) -> list[str]:

@@ -28,17 +28,25 @@ from tiny import TINY, tiny
 
 def test_the_exact_test_by_hand() -> None:
     # 3 against 0: both tails of three coins have 2/8. 5 against 1: 2·(1 + 6)/64. 6 against 0: 2/64 is below 5 %.
-    assert [exact_p(*votes) for votes in ((0, 0), (3, 0), (5, 1), (6, 0))] == [1, 2 / 8, 14 / 64, 2 / 64]
+    found = [exact_p(*votes) for votes in ((0, 0), (3, 0), (5, 1), (6, 0))]
+    assert found == pytest.approx([1, 2 / 8, 14 / 64, 2 / 64])
 
 
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_the_exact_test_is_symmetric_and_sharper_with_more_votes(more: int, less: int) -> None:
     assert 0 <= exact_p(more, less) == exact_p(less, more) <= 1
     if more > less:
-        assert exact_p(more + 1, less) <= exact_p(more, less)
+        assert exact_p(more + 1, less) <= exact_p(more, less) * (1 + 1e-9)
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_the_exact_test_counts_all_cases(more: int, less: int) -> None:
+    tail = sum(math.comb(more + less, k) for k in range(min(more, less) + 1))
+    assert exact_p(more, less) == pytest.approx(min(1, 2 * tail / 2 ** (more + less)))
 
 
 def test_many_images_do_not_overflow() -> None:
+    assert exact_p(10**9, 2 * 10**9) == 0
     assert exact_p(5000, 4000) == pytest.approx(math.erfc(10.53 / math.sqrt(2)), rel=0.1)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import comb, sqrt
+from math import exp, lgamma, log, sqrt
 from statistics import fmean, stdev
 
 from feddle.records import RunRecord, finite
@@ -122,9 +122,14 @@ def _votes(first: RunRecord, second: RunRecord) -> tuple[int, int, int] | None:
 
 def exact_p(more: int, less: int) -> float:
     """McNemar's exact test, two-sided: the p-value if two models disagree on `more` + `less` images."""
-    total = more + less
-    tail = sum(comb(total, k) for k in range(min(more, less) + 1))
-    return min(1.0, float(2 * tail / 2**total))
+    total, least, tail = more + less, min(more, less), 0.0
+    term = exp(lgamma(total + 1) - lgamma(least + 1) - lgamma(total - least + 1) - total * log(2))
+    for k in range(least, -1, -1):  # term: the probability of k of `total` coins; it soon becomes 0
+        tail += term
+        term *= k / (total - k + 1)
+        if not term:
+            break
+    return min(1.0, 2 * tail)
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:

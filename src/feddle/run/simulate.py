@@ -16,7 +16,7 @@ from feddle.clients.attacks import client_work
 from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout
-from feddle.core.seeds import seed_for
+from feddle.core.seeds import global_seed, seed_for
 from feddle.data.collection import ranks
 from feddle.data.examples import Examples, as_examples, labels_of
 from feddle.data.partition import by_owner, dirichlet
@@ -129,7 +129,7 @@ def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Los
     labels, mode = labels_of(examples), model.training
     model.eval()
     try:
-        with torch.random.fork_rng(devices=[]):  # a data set may draw random numbers
+        with global_seed(0):  # a data set may draw random numbers
             inputs, targets = examples.take(torch.tensor([0, 0 if labels is None else int(labels.argmax())]))
             if isinstance(inputs, Tensor) and loss is not None:
                 device = next(model.parameters()).device

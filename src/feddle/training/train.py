@@ -32,6 +32,11 @@ class Recipe(Options):
     epochs: Count = Field(5, description="passes over the client's data")
     batch_size: Count = Field(32, description="examples per batch")
     weight_decay: NonNegative = Field(0.0, description="weight decay, added to the gradient")
+    proximal: NonNegative = Field(
+        0.0,
+        description="weight (μ) of FedProx's term μ/2·‖w − start of the job‖², which keeps a client near the server's "
+        "model; `fedavg` with it is FedProx",
+    )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="`float32`, or `bfloat16` for the passes through the model (autocast); weights stay float32",
@@ -85,9 +90,10 @@ def train_by_epoch(
 ) -> Iterator[float | None]:
     """Train in place, in the model's current mode, and yield the mean loss of each epoch (see `train`).
 
-    A batch whose loss is at most `negligible` makes no step.
+    A batch whose loss is at most `negligible` makes no step. The loss does not include the proximal term.
     """
     optimizer = optimizer or recipe.make_optimizer(model)
+    starts = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad] if recipe.proximal else []
     generator = torch_generator(seed)
     smallest = 2 if model.training and any(isinstance(m, _BATCH_NORMS) for m in model.modules()) else 1
     device = next(model.parameters()).device
@@ -102,6 +108,9 @@ def train_by_epoch(
                 value = loss(model(inputs.to(device)), targets.to(device))
             if negligible is None or value.item() > negligible:
                 value.backward()  # type: ignore[no-untyped-call]
+                for parameter, start in starts:
+                    if parameter.grad is not None:
+                        parameter.grad.add_(parameter.detach() - start, alpha=recipe.proximal)
                 optimizer.step()
             total, seen = total + value.item() * len(index), seen + len(index)
         yield total / seen if seen else None

@@ -191,7 +191,7 @@ def test_equal_folder_names_are_told_apart_by_their_parents(tmp_path: Path) -> N
 
 def test_the_papers_rule_is_the_best_of_the_last_five(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", accuracies=[0.9, 0.1, 0.2, 0.5, 0.3, 0.4], result={}))
-    assert (run.accuracy, run.last_accuracy, run.bytes_up) == (0.5, 0.4, 6e6)
+    assert (run.score, run.last_score, run.bytes_up) == (0.5, 0.4, 6e6)
     assert run.status == "not ended, round 6"
 
 
@@ -202,7 +202,7 @@ def test_what_the_result_says_comes_first(tmp_path: Path) -> None:
         result={"accuracy": 0.81, "finished": False, "negative_share": None},
     )
     run = read_run(folder)
-    assert (run.accuracy, run.last_accuracy, run.negative_share) == (0.81, 0.6, 0.5)
+    assert (run.score, run.last_score, run.negative_share) == (0.81, 0.6, 0.5)
     assert run.status == "interrupted, round 3"
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, cast, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, cast, get_type_hints
 
 import yaml
 from pydantic import AfterValidator, Field, OnErrorOmit, TypeAdapter, ValidationError
@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic accepts that of `typing` fro
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, one_line
+from feddle.core.metrics import Metric, main_metric, metric_named
 from feddle.core.parse import parse_yaml
 
 # Files of a run
@@ -55,8 +56,15 @@ class HistoryLine(TypedDict, total=False):
     block_coefficients: list[list[Number]]  # a row for each anchor, and one for the server's own update if there is one
     server_coefficient: Number  # of the server's own update, without blocks
     negative_share: Number  # share of the coefficients below zero
-    accuracy: Number  # only in rounds with an evaluation
+    accuracy: Number  # this and the others only in rounds with an evaluation
+    balanced_accuracy: Number  # mean over the classes
+    auc: Number  # of two classes
+    f1: Number  # mean over the labels, if several may apply
+    label_accuracy: Number
+    mae: Number  # mean absolute error, of numbers
+    r2: Number  # share of their variance that is explained
     test_loss: Number
+    metrics: dict[str, Number | None]  # those that the config or `simulate` selects
     refused: list[OnErrorOmit["Refusal"]]  # only in rounds with refused updates
 
 
@@ -76,12 +84,54 @@ class PrivacyLoss(TypedDict):
     delta: Number
 
 
-class Result(TypedDict, total=False):
+MeasuredOn = Literal["test", "classes", "train"]
+
+
+class ClientScores(TypedDict):
+    """How well the last model works for clients. The lists have one value for each client."""
+
+    metric: str
+    measured_on: MeasuredOn  # its test examples, the accuracy of each class weighted by its classes, its training data
+    of: int  # number of clients with data; if there are many, some of them are drawn
+    clients: list[int]
+    names: list[Text]
+    examples: list[int]  # for training
+    tested: list[int]  # examples that its score is measured on
+    scores: list[Number]
+    mean: Number
+    worst_tenth: Number
+
+
+class ClassScores(TypedDict, total=False):
+    """How well the last model recognises each class, or each label; None for one without test examples."""
+
+    names: list[Text]
+    accuracy: list[Number | None]
+    f1: list[Number | None]  # of labels
+    confusion: list[list[int]]  # how often each class (row) was taken for each class; only of 100 classes or fewer
+
+
+class Details(TypedDict, total=False):
+    """What is measured after the last round."""
+
+    last: dict[str, Number | None]  # every metric of the last evaluation
+    clients: ClientScores
+    classes: ClassScores
+
+
+class Result(Details, total=False):
     """The result of a run."""
 
     method: str
-    accuracy: Number | None  # the paper's rule: the best of the last five evaluations
+    metric: str  # by which the run is compared: accuracy, f1 of labels, mae of numbers, or test_loss
+    accuracy: Number | None  # the paper's rule: the best of the last five evaluations; f1, mae, test_loss likewise
     last_accuracy: Number | None
+    f1: Number | None
+    last_f1: Number | None
+    mae: Number | None
+    last_mae: Number | None
+    test_loss: Number | None
+    last_test_loss: Number | None
     negative_share: Number | None
     seconds: Number
     rounds: int
@@ -150,8 +200,9 @@ class RunRecord:
     history: Sequence[HistoryLine]
     result: Result
     made: CellRecord  # empty unless the run belongs to a grid
-    accuracy: float | None
-    last_accuracy: float | None
+    metric: Metric
+    score: float | None  # its main metric by the paper's rule
+    last_score: float | None
     negative_share: float | None
     seconds: float | None
     bytes_up: float | None
@@ -167,8 +218,15 @@ class RunRecord:
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """The evaluations as (round, accuracy)."""
-        return [(line["round"], line["accuracy"]) for line in self.history if "accuracy" in line]
+        """The evaluations as (round, main metric)."""
+        lines = cast(Sequence[Mapping[str, Any]], self.history)
+        return [(line["round"], line[self.metric.name]) for line in lines if self.metric.name in line]
+
+    @property
+    def worst_tenth(self) -> float | None:
+        """The mean of the main metric over the tenth of the clients for which the model works worst."""
+        clients = self.result.get("clients")
+        return clients["worst_tenth"] if clients and clients["metric"] == self.metric.name else None
 
     @property
     def status(self) -> str:
@@ -181,20 +239,23 @@ class RunRecord:
 
 def summary(history: Sequence[HistoryLine]) -> Result:
     """The numbers of a result that follow from the history."""
-    accuracies = [line["accuracy"] for line in history if "accuracy" in line]
+    metric = main_metric(history)
+    values = [cast(Mapping[str, float], line)[metric.name] for line in history if metric.name in line]
     searches = [
         (len(found), line.get("negative_share", sum(value < 0 for value in found) / len(found)))
         for line in history
         if (found := line.get("coefficients"))
     ]
     anchors = sum(count for count, _ in searches)
-    return {
-        "accuracy": max(accuracies[-5:], default=None),
-        "last_accuracy": accuracies[-1] if accuracies else None,
+    found = {
+        "metric": metric.name,
+        metric.name: metric.best(values[-5:]),
+        f"last_{metric.name}": values[-1] if values else None,
         "negative_share": sum(count * share for count, share in searches) / anchors if searches else None,
         "bytes_up": history[-1].get("bytes_up", 0) if history else 0,
         "bytes_down": history[-1].get("bytes_down", 0) if history else 0,
     }
+    return cast(Result, found)
 
 
 def finite(value: object) -> float | None:
@@ -220,9 +281,10 @@ def read_run(folder: Path) -> RunRecord:
     rounds = {line["round"]: cast(HistoryLine, line) for line in lines if "round" in line}  # the last line of each
     history, checked = [rounds[number] for number in sorted(rounds)], _checked(result, Result)
     numbers = {**summary(history), **checked} if history else checked
-    names = ("accuracy", "last_accuracy", "negative_share", "seconds", "bytes_up", "bytes_down")
-    kept = {name: numbers.get(name) for name in names}
-    return RunRecord(folder, config, history, cast(Result, checked), read_cell(folder), **kept)
+    metric = metric_named(numbers.get("metric"))
+    scores = numbers.get(metric.name), numbers.get(f"last_{metric.name}")
+    kept = {name: numbers.get(name) for name in ("negative_share", "seconds", "bytes_up", "bytes_down")}
+    return RunRecord(folder, config, history, cast(Result, checked), read_cell(folder), metric, *scores, **kept)
 
 
 def read_result(folder: Path) -> Result:

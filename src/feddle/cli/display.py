@@ -17,9 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from feddle.core.errors import one_line
+from feddle.core.metrics import reached
 from feddle.records import HISTORY, parse_mapping, read_mapping, read_result
+from feddle.report.benefits import joining
 from feddle.report.grid import Grid, Panel
-from feddle.report.numbers import duration, percent
+from feddle.report.numbers import duration
 from feddle.report.setting import remarks
 from feddle.report.tables import QUICK, footnotes, results
 from feddle.report.warnings import warnings
@@ -62,6 +64,7 @@ def print_grid(grid: Grid) -> None:
         for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
             click.echo(f"{cell.name}: {remark}")
     sentences = lead(grid) if "title" in grid.record else []  # for single runs the table is enough
+    sentences += joining(grid)
     alerts = [f"Warning: {text}" for text in warnings(grid)]
     for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *alerts, *sentences):
         click.echo(text)
@@ -72,7 +75,7 @@ def terminal_table(grid: Grid, panel: Panel) -> Table:
     table = results(grid, panel)
     heads = [head for head in table.headings if head not in _NARROW]
     shown = Table(box=SIMPLE_HEAD, title=panel.title or None, title_justify="left", caption_justify="left")
-    shown.caption = "Accuracy: best of the last five evaluations."
+    shown.caption = f"{panel.metric.words}: best of the last five evaluations."
     shown.add_column(table.label, overflow="fold")
     for head in heads:
         shown.add_column(head, justify="right", no_wrap=len(heads) < 6 and len(head) < 12)
@@ -116,11 +119,11 @@ class RunDisplay(Display):
         """A round is complete."""
         run = self.tasks[-1]
         self.update(run.id, completed=line["round"])
-        if (accuracy := line.get("accuracy")) is not None:
-            self.update(run.id, state=f"accuracy {accuracy:6.1%}")
+        if text := reached(line):
+            self.update(run.id, state=text)
             if self.disable:
                 number = f"round {line['round']:>4}/{run.total}"
-                self.console.print(f"{run.description:<10} {number}  accuracy {accuracy:.1%}", highlight=False)
+                self.console.print(f"{run.description:<10} {number}  {text}", highlight=False)
 
 
 class GridDisplay(Display):
@@ -142,8 +145,8 @@ class GridDisplay(Display):
         bar = self._bars[task.label]
         self.update(self._whole, advance=line["round"] - bar.completed)
         self.update(bar.id, completed=line["round"])
-        if "accuracy" in line:
-            self.update(bar.id, state=percent(line["accuracy"]))
+        if text := reached(line):
+            self.update(bar.id, state=text)
 
     def end(self, task: "Task", ended: "Ended") -> None:
         """A run has ended."""
@@ -151,8 +154,8 @@ class GridDisplay(Display):
         bar = self._bars.pop(task.label)
         self.remove_task(bar.id)
         self.update(self._whole, advance=task.config.rounds - bar.completed, state=self._count())
-        reached = f"{percent(ended.accuracy)} ({duration(ended.seconds)})"
-        what = error_line(ended.reason) if ended.reason else reached
+        value = f"{ended.metric.shown(ended.score)} ({duration(ended.seconds)})"
+        what = error_line(ended.reason) if ended.reason else value
         self.console.print(f"{self._count()}  {task.label}: {what}", highlight=False, markup=False, soft_wrap=True)
 
     def _count(self) -> str:
@@ -201,7 +204,7 @@ class FederationDisplay(Live):
         for line in map(parse_mapping, lines[self._shown :]):
             if "version" not in line:  # damaged: the ServerApp reports it
                 continue
-            accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
+            accuracy = f", {text}" if (text := reached(line)) else ""
             staleness = " ".join(map(str, line["staleness"]))
             of = "" if rounds is None else f"/{rounds}"
             self.say(f"version {line['version']}{of}: {line['nodes']} nodes, staleness {staleness}{accuracy}")
@@ -225,9 +228,8 @@ def _silence(status: dict[str, Any]) -> str:
 
 def picture(status: dict[str, Any], silence: str = "") -> Group:
     """The state of a federation: a headline, a warning if there is one, and one row for each node."""
-    accuracy = "–" if status["accuracy"] is None else f"{status['accuracy']:.1%}"
     head = (
-        f"{status['method']}: version {status['version']}/{status['rounds']}, accuracy {accuracy}, "
+        f"{status['method']}: version {status['version']}/{status['rounds']}, {status['reached'] or 'not measured'}, "
         f"{status['arrived']} of {status['wanted']} updates for the next merge, {status['under_way']} in progress"
     )
     table = Table("client", "node", "state", "from version", "last staleness", "updates", "failed", "", box=None)

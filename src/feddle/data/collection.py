@@ -53,6 +53,8 @@ class Collection:
     test: Labelled | None
     classes: int
     server: Labelled | None = None  # the server's own images, of the same classes; without them it takes some of `test`
+    class_names: Sequence[str] = ()  # by number, if the data has names
+    client_names: Sequence[str] = ()
 
 
 def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
@@ -96,7 +98,11 @@ def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
         others = torch.from_numpy(np.setdiff1d(present, drawn.numpy()))
         left = (~torch.isin(test.owners, others)).nonzero().flatten()
         test = test.select(left) if len(left) else None
-    return replace(collection, train=train, test=test)
+    if test is not None and test.owners is not None:
+        place = torch.searchsorted(drawn, test.owners).clamp(max=len(drawn) - 1)
+        test = replace(test, owners=torch.where(drawn[place] == test.owners, place, NOBODY))
+    names = [collection.client_names[client] for client in drawn.tolist()] if collection.client_names else ()
+    return replace(collection, train=train, test=test, client_names=names)
 
 
 def held_out(collection: Collection, share: float, seed: int) -> Collection:
@@ -117,7 +123,8 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
         raise FeddleError(f"{few}; raise data.test_share, or mark images with the split test")
     parts = torch.zeros(len(rows), dtype=torch.int64)
     parts[torch.from_numpy(chosen)] = Part.TEST
-    return replace(divided(collection.name, rows, parts, collection.classes), server=collection.server)
+    split = divided(collection.name, rows, parts, collection.classes)
+    return replace(collection, train=split.train, test=split.test)
 
 
 def validation_split(collection: Collection, count: int, seed: int) -> tuple[Collection, Labelled]:

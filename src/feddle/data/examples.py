@@ -100,6 +100,17 @@ class FromDataset:
         )
 
 
+def targets_of(examples: Examples) -> Tensor:
+    """The targets of all examples. The inputs are read only if the targets are not stored apart from them."""
+    match examples:
+        case Selection(inner, index):
+            return targets_of(inner)[index]
+        case Images(labels=labels) | Relabelled(labels=labels):
+            return labels
+        case _:
+            return torch.cat([examples.take(index)[1] for index in in_order(len(examples), 250)])
+
+
 def as_examples(data: Examples | Dataset[Any]) -> Examples:
     """Wrap a torch dataset; leave what can already be taken in batches."""
     if isinstance(data, Dataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):

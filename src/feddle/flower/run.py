@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
+from feddle.core.metrics import main_metric, reached
 from feddle.core.seeds import global_seed, seed_for
 from feddle.data.examples import as_examples
 from feddle.flower.plan import FederationPlan, make_plan
@@ -58,7 +59,7 @@ def status_of(run: Run[Network]) -> dict[str, Any]:
         **run.runtime.status(),
         "rounds": run.plan.rounds,
         "method": run.method,
-        "accuracy": next((line["accuracy"] for line in reversed(run.history) if "accuracy" in line), None),
+        "reached": next((text for line in reversed(run.history) if (text := reached(line))), ""),
         "pid": os.getpid(),
         "at": round(time.time(), 3),
     }
@@ -203,10 +204,11 @@ def server_app(
 
 def _record(line: Line, rounds: int, result: Result) -> None:
     """Log a line of history, and add it to the result in Flower's format."""
-    accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
-    log(INFO, "version %s/%s: staleness %s%s", line["version"], rounds, line["staleness"], accuracy)
+    score = f", {text}" if (text := reached(line)) else ""
+    log(INFO, "version %s/%s: staleness %s%s", line["version"], rounds, line["staleness"], score)
     if line["loss"] is not None:
         result.train_metrics_clientapp[line["round"]] = MetricRecord({"loss": line["loss"]})
-    if "accuracy" in line:
-        scores = {"accuracy": line["accuracy"], "loss": line["test_loss"]}
+    if "test_loss" in line:
+        metric = main_metric([line]).name
+        scores = {metric: line[metric], "loss": line["test_loss"]}
         result.evaluate_metrics_serverapp[line["round"]] = MetricRecord(scores)

@@ -15,6 +15,7 @@ from feddle.methods.feddf import FedDFOptions
 from feddle.methods.feddle.method import FeddleOptions, FeddlePlusOptions
 from feddle.methods.fedft import FedFTOptions
 from feddle.methods.hfcl import HfclOptions
+from feddle.methods.local import LocalOptions
 from feddle.methods.median import MedianOptions
 from feddle.options import choice
 
@@ -32,5 +33,6 @@ AnyMethod = (
     | FedDFOptions
     | ConvexOptions
     | MedianOptions
+    | LocalOptions
 )
 Method = Annotated[AnyMethod, Discriminator("name"), choice("feddle")]

@@ -78,7 +78,7 @@ def _draw_curves(curves: Sequence[Curve], size: Size, unit: str) -> Markup:
     return drawing(
         size,
         "curves",
-        f"{'Accuracy over' if unit else 'Over'} rounds. Last values: {ends}.",
+        f"Values over rounds. Last values: {ends}.",
         frame(x, y, unit),
         element("line", class_="cursor", y1=y.end, y2=y.start),
         *(_band(curve, x, y) for curve in curves if curve.band),

@@ -134,9 +134,10 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
     points = next((from_clean(panel, row, at) for panel, row, at in places if at is not None), None)
     paper: Sequence[float | str] = entry.get("paper") or ("", "")
     return {
+        "metric": cell.metric.name,
         **_numbers(cell.accuracy, "mean", "std"),
         "seeds": cell.accuracy.count if cell.accuracy else "",
-        **_numbers(cell.spread("last_accuracy"), "last_mean", "last_std"),
+        **_numbers(cell.spread("last_score"), "last_mean", "last_std"),
         "paper_mean": paper[0],
         "paper_std": paper[1],
         **{name: "" if value is None else f"{value:g}" for name, value in costs.items()},
@@ -154,13 +155,14 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
 
 
 def _numbers(spread: Spread | None, mean: str, std: str) -> dict[str, str]:
-    """Mean and standard deviation in per cent."""
+    """Mean and standard deviation, of a share in per cent."""
     values = (None, None) if spread is None else (spread.mean, spread.std)
-    return {name: "" if v is None else f"{100 * v:.3f}" for name, v in zip((mean, std), values, strict=True)}
+    factor = 100 if spread and spread.metric.share else 1
+    return {name: "" if v is None else f"{factor * v:.3f}" for name, v in zip((mean, std), values, strict=True)}
 
 
 def _draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
-    """Draw accuracy over rounds with matplotlib, one figure for each setting with results."""
+    """Draw the main metric over rounds with matplotlib, one figure for each setting with results."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -174,7 +176,8 @@ def _draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
             axes = figure.add_subplot()
             if not _plot(axes, panel, column):
                 continue
-            axes.set(xlabel="round", ylabel="accuracy, %")
+            unit = ", %" if panel.metric.share else ""
+            axes.set(xlabel="round", ylabel=panel.metric.words.lower() + unit)
             axes.set_title(", ".join(filter(None, (panel.title, head))), fontsize=9)
             figure.supxlabel(notes, fontsize=5)
             axes.legend(fontsize=7, ncols=2, frameon=False)

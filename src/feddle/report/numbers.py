@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from feddle.core.metrics import ACCURACY, Metric
+
 NONE = "–"
 
 
@@ -14,19 +16,20 @@ class Spread:
     mean: float
     std: float | None
     count: int
+    metric: Metric = ACCURACY
 
     @property
     def tenths(self) -> float:
-        """The mean in per cent, rounded as it is shown, so that values that look equal are equal."""
-        return round(100 * self.mean, 1)
+        """The mean as it is shown, in per cent if it is a share, so that values that look equal are equal."""
+        return round(100 * self.mean, 1) if self.metric.share else float(f"{self.mean:.3g}")
 
 
-def spread_of(values: Sequence[float | None]) -> Spread | None:
+def spread_of(values: Sequence[float | None], metric: Metric = ACCURACY) -> Spread | None:
     """Mean and standard deviation of the known values."""
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known), metric)
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
@@ -36,9 +39,11 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def spread_text(spread: Spread | None) -> str:
-    """Mean ± standard deviation in per cent; of one seed, only the value."""
+    """Mean ± standard deviation, of a share in per cent; of one seed, only the value."""
     if spread is None:
         return NONE
+    if not spread.metric.share:
+        return f"{spread.mean:.3g}" + ("" if spread.std is None else f" ± {spread.std:.2g}")
     return f"{spread.tenths:.1f}" + ("" if spread.std is None else f" ± {100 * spread.std:.1f}")
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
+from feddle.report.benefits import benefits
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.coefficients import coefficient_figures
 from feddle.report.grid import CENTER, Grid, Panel
@@ -90,19 +91,21 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     differing = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
     ranked = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
-    about = "Accuracy of the server’s model after each round. The legend is sorted by the last value. "
+    metric = panel.metric.words
+    about = f"{metric} of the server’s model after each round. The legend is sorted by the last value. "
     about += "Lines are means over seeds, bands are their range." if several else "One seed, so no bands."
     curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     which = "as requested" if target is not None else "the median of the column without Center"
     note = (
-        f"Cost of a target accuracy ({which}): the number of rounds until the first evaluation that reached it, and the"
+        f"Cost of a target ({which}): the number of rounds until the first evaluation that reached it, and the"
         " MB (10⁶ bytes) sent to and from the clients until then. For a server that waits for its slowest client, the"
         f" waiting time is included.{'' if one else ' Time, MB up and MB down: of a whole run.'}"
     )
     priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
     return [
         _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
-        _section("Accuracy over rounds", panel, about, *curves),
+        *(_section(title, panel, text, *parts) for title, text, parts in benefits(panel)),
+        _section(f"{metric} over rounds", panel, about, *curves),
         _coefficients(panel),
         _staleness(panel),
         _section("Cost", panel, "", priced),
@@ -144,7 +147,7 @@ def _curves(grid: Grid, panel: Panel) -> list[Markup]:
         for servers, title in _SERVER.items():
             curves = _lines(panel, column, servers)
             if any(curve.label != panel.rows.get(CENTER) for curve in curves):
-                charts.append(curve_chart(curves, head + title))
+                charts.append(curve_chart(curves, head + title, unit="%" if panel.metric.share else ""))
         for key in grid.record.get("figure", []):
             curves = _lines(panel, column, None, key) if key in _QUANTITIES else []
             charts += [curve_chart(curves, head + _QUANTITIES[key], unit="")] if curves else []
@@ -156,7 +159,7 @@ def _capital(head: str) -> str:
     return head[:1].upper() + head[1:] if head.isascii() else head
 
 
-def _lines(panel: Panel, column: int, servers: Sequence[str | None] | None, key: str = "accuracy") -> list[Curve]:
+def _lines(panel: Panel, column: int, servers: Sequence[str | None] | None, key: str | None = None) -> list[Curve]:
     """The curves of a column. Center is in every chart; colours are by row."""
     found = []
     for index, (row, label) in enumerate(panel.rows.items()):

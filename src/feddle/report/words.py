@@ -4,7 +4,7 @@ from collections import Counter
 from statistics import fmean
 
 from feddle.report.grid import CENTER, Grid, Panel
-from feddle.report.numbers import counted, listed
+from feddle.report.numbers import counted, listed, spread_text
 from feddle.report.tables import leaders, marks
 
 ABOUT = {
@@ -45,6 +45,8 @@ def headline(grid: Grid) -> str:
 
 
 def _one_setting(panel: Panel) -> str:
+    if not panel.metric.share:
+        return _values(panel)
     order = _ranking(panel, {0})
     if not order:
         return ""
@@ -53,6 +55,13 @@ def _one_setting(panel: Panel) -> str:
     if len(level) > 1:
         return f"{listed(level, _FEW)} are equal"
     return f"{panel.rows[first]} " + (f"leads by {top - others[0][1]:.1f} points" if others else f"reaches {top:.1f}%")
+
+
+def _values(panel: Panel) -> str:
+    """The rows with their values of a metric that is no share; the rows are sorted."""
+    spreads = {name: panel.at(row, 0).accuracy for row, name in panel.rows.items()}
+    found = [f"{name} {spread_text(spread)}" for name, spread in spreads.items() if spread]
+    return f"{panel.metric.words}: {listed(found, _FEW)}" if found else ""
 
 
 def _ranking(panel: Panel, columns: set[int]) -> dict[str, float]:
@@ -75,6 +84,8 @@ def lead(grid: Grid) -> list[str]:
 
 def _standing(panel: Panel) -> str:
     """The leader, over the columns that all rows have: otherwise a row with only easy settings would win."""
+    if not panel.metric.share:
+        return ""
     places = range(len(panel.columns))
     known = [{column for column in places if panel.at(row, column).accuracy} for row in panel.rows]
     shared = set.intersection(*filter(None, known)) if any(known) else set()

@@ -34,9 +34,13 @@ class Clients(Options):
 
 
 class Evaluation(Options):
-    """When accuracy is measured."""
+    """When and how the model is measured."""
 
     every: Count = Field(10, description="rounds between evaluations; the last round is always evaluated")
+    clients: CountOrZero = Field(
+        200,
+        description="largest number of clients for which the last model is measured; of more, some are drawn; 0: none",
+    )
 
 
 class DiagnosticsOptions(Options):
@@ -61,6 +65,11 @@ class Plan(Options):
     clients: Clients = Clients()
     training: Recipe = Recipe()
     evaluation: Evaluation = Evaluation()
+    metrics: list[str] = Field(
+        [],
+        description="further metrics of each evaluation, by their names in scikit-learn (`f1_macro`, "
+        "`matthews_corrcoef`, …); they require `feddle[metrics]`",
+    )
     checks: Checks = Checks()
     method: Method = Field(FeddleOptions(), description="how the server merges updates")
 

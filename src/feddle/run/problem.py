@@ -17,6 +17,8 @@ from feddle.data.options import Data, source_of
 from feddle.data.partition import Partition, add_label_noise, is_natural
 from feddle.data.pictures import KeptPictures
 from feddle.run.plan import Config
+from feddle.training.metrics import Task
+from feddle.training.scorers import MetricFunction
 from feddle.training.train import Loss
 
 
@@ -35,6 +37,11 @@ class Problem:
     samples_per_round: int | None = None  # largest number of the server's examples used per round
     witness: Examples | None = None  # in-domain examples, used only by diagnostics
     augment: Augment | None = None  # random changes of clients' training inputs
+    task: Task | None = None  # what the model predicts; None: the targets and the loss show it
+    test_owners: Tensor | None = None  # the client of each test example, or NOBODY, if the data says so
+    class_names: Sequence[str] = ()
+    client_names: Sequence[str] = ()
+    metrics: Sequence[MetricFunction] = ()  # further metrics; a plan selects others by name
     digest: str | None = None  # of labels and partition, to detect changed data when a run is resumed
 
     @property
@@ -49,6 +56,7 @@ class PartitionedClients(Sequence[Examples]):
 
     examples: Examples
     partition: Partition
+    names: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.partition)
@@ -75,8 +83,9 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
     labels = add_label_noise(train.labels, data.label_noise, collection.classes, seed_for(seed, "label noise"))
     measured = build_examples(tested, tested.labels, data, collection.name)
     accuracy: Examples = Selection(measured, test)
+    owners = None if tested.owners is None else tested.owners[test]
     if validation is not None:
-        accuracy = build_examples(validation, validation.labels, data, collection.name)
+        accuracy, owners = build_examples(validation, validation.labels, data, collection.name), validation.owners
     server = _server_share(measured, share, config, collection.classes) if len(share) else None
     return Problem(
         build_model(config, collection.classes, quiet=quiet),
@@ -89,6 +98,9 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
         samples_per_round=data.server.samples_per_round,
         witness=accuracy if outside else None,
         augment=crop_flip if data.augmentation == "crop-flip" else None,
+        test_owners=owners if is_natural(data.partition, collection) else None,
+        class_names=collection.class_names,
+        client_names=collection.client_names if is_natural(data.partition, collection) else (),
         digest=_digest(train.labels, partition.order, partition.offsets, tested.labels),
     )
 

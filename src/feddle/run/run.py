@@ -21,16 +21,18 @@ from feddle.core.privacy import epsilon
 from feddle.core.search import Observer
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.data.examples import are_finite
-from feddle.methods.strategy import Strategy
-from feddle.records import HistoryLine, PrivacyLoss, Result, summary
+from feddle.methods.strategy import Strategy, is_personal
+from feddle.records import Details, HistoryLine, PrivacyLoss, Result, summary
 from feddle.run.diagnostics import Diagnostics
+from feddle.run.per_client import PerClient, by_class, scores_alone
 from feddle.run.plan import Plan, SimulationPlan
 from feddle.run.problem import Problem
 from feddle.runtimes.runtime import Runtime
 from feddle.server import Server
 from feddle.training.machine import one_thread
-from feddle.training.parts import Parts
-from feddle.training.train import evaluate, forget_batches
+from feddle.training.parts import Alone, Parts
+from feddle.training.scorers import apply, scorers
+from feddle.training.train import Score, evaluate, forget_batches
 from feddle.training.workbench import Workbench
 from feddle.version import __version__
 
@@ -55,9 +57,15 @@ class Run(Generic[Where]):
     device: str
     helpers: AbstractContextManager[object] = field(default_factory=nullcontext)
     diagnostics: Diagnostics | None = None
+    per_client: PerClient | None = None  # without it, the model is not measured for single clients
     history: list[Line] = field(default_factory=list)
     seconds: float = 0.0
+    details: Details = field(default_factory=lambda: Details())  # what is measured after the last round
     _started: bool = False
+    _score: Score | None = None  # of the last evaluation
+
+    def __post_init__(self) -> None:
+        self._scorers = scorers([*self.plan.metrics, *self.problem.metrics])
 
     @property
     def server(self) -> Server:
@@ -78,6 +86,7 @@ class Run(Generic[Where]):
                     self.seconds = time.perf_counter() - began
                     if listener is not None:
                         listener(line)
+                self.details = self._measure_details()
         finally:
             self.layout.write(self.problem.model, self.server.model)
             forget_batches(self.problem.model)  # else it depends on which jobs this process trained
@@ -136,10 +145,10 @@ class Run(Generic[Where]):
         return line
 
     def _evaluate(self, number: int) -> HistoryLine:
-        if self.problem.test is None:
+        if self.problem.test is None or is_personal(self.server.strategy):
             return {}
         self.layout.write(self.problem.model, self.server.model)
-        score = evaluate(self.problem.model, self.problem.test, self.problem.loss)
+        score = evaluate(self.problem.model, self.problem.test, self.problem.loss, task=self.problem.task)
         if not math.isfinite(score.loss):
             if not are_finite(self.problem.test):
                 raise FeddleError("the test data has values that are not finite; remove or replace them")
@@ -147,7 +156,24 @@ class Run(Generic[Where]):
                 f"the model's test loss became {score.loss} by round {number}; lower training.lr "
                 f"(now {self.plan.training.lr:g}) or the method's own learning rate"
             )
-        return {"accuracy": score.accuracy, "test_loss": score.loss}
+        self._score = score
+        selected = apply(self._scorers, score)
+        return cast(HistoryLine, {**score.metrics, **({"metrics": selected} if selected else {})})
+
+    def _measure_details(self) -> Details:
+        """The last model by class and by client; of a personal method, each client's own model."""
+        found: Details = {}
+        if self._score is not None:
+            selected = self.history[-1].get("metrics", {})
+            found = {"last": {**selected, **self._score.metrics}, **by_class(self._score, self.problem.class_names)}
+        if self.per_client is None:
+            return found
+        scores = scores_alone(self.history)
+        if not is_personal(self.server.strategy):
+            self.layout.write(self.problem.model, self.server.model)
+            drawn = self.per_client.drawn(self.plan.evaluation.clients)
+            scores = {client: self.per_client.score(client, self._score) for client in drawn}
+        return {**found, **self.per_client.record(scores)}
 
     @property
     def result(self) -> dict[str, Any]:
@@ -166,6 +192,7 @@ class Run(Generic[Where]):
             "privacy": None if plan.privacy is None else self._spent(plan.privacy),
             "feddle": __version__,
             "torch": torch.__version__,
+            **self.details,
         }
         return {**kept, **self.runtime.facts()}
 
@@ -185,6 +212,7 @@ def build_server(
     *,
     scratch: Path | None = None,
     observe: Observer | None = None,
+    alone: Alone | None = None,
 ) -> Server:
     """The server of a plan, before the first round; `strategy` replaces the plan's method."""
     parts = Parts(
@@ -202,6 +230,7 @@ def build_server(
         device=device,
         scratch=scratch,
         observe=observe,
+        alone=alone,
     )
     model, ratio = layout.read(problem.model), plan.checks.max_norm_ratio
     return Server(model, strategy or plan.method.build(parts), digest=layout.digest, max_norm_ratio=ratio)

@@ -17,12 +17,13 @@ from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.seeds import seed_for
-from feddle.data.collection import ranks
+from feddle.data.collection import NOBODY, ranks
 from feddle.data.examples import Examples, as_examples
 from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy
 from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.load import validated
+from feddle.run.per_client import PerClient
 from feddle.run.plan import SimulationPlan
 from feddle.run.problem import PartitionedClients, Problem
 from feddle.run.run import Listener, Run, build_server, resolve_device
@@ -30,7 +31,9 @@ from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
+from feddle.training.metrics import Task
 from feddle.training.objectives import TaskObjective
+from feddle.training.scorers import MetricFunction
 from feddle.training.train import Loss
 
 AHEAD_BYTES = 2**30  # of finished updates that wait for their arrival
@@ -46,7 +49,7 @@ def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
     examples = as_examples(data)
     _require_one_each(examples, clients, "client")
     owners, names = ranks([str(client) for client in clients])
-    return PartitionedClients(examples, by_owner(owners, len(names)))
+    return PartitionedClients(examples, by_owner(owners, len(names)), names)
 
 
 def by_dirichlet(
@@ -74,9 +77,11 @@ def simulate(
     clients: Sequence[Data],
     *,
     server: Data | None = None,
-    test: Data | None = None,
+    test: Data | Sequence[Examples] | None = None,
     server_classes: int | None = None,
     loss: Loss = F.cross_entropy,
+    task: Task | None = None,
+    metrics: Sequence[str | MetricFunction] = (),
     per_round: int = 10,
     strategy: Strategy | None = None,
     listener: Listener | None = None,
@@ -85,8 +90,11 @@ def simulate(
 ) -> Run[Simulation]:
     """Train `model` in place on the clients' data, guided by the server's.
 
-    `clients` has one torch dataset of (input, target) pairs per client. `server` is the server's own data, and accuracy
-    is measured on `test`. If the server's labels belong to another task, `server_classes` is their number of classes.
+    `clients` has one torch dataset of (input, target) pairs per client. `server` is the server's own data, and the
+    model is measured on `test`; if both `clients` and `test` come from `by_client`, also for each client on its own
+    test data. If the server's labels belong to another task, `server_classes` is their number of classes. `metrics` are names of
+    scikit-learn's scorers and functions of all outputs and targets that return a number. `task` is `classes`, `labels`
+    or `numbers`, if the targets and the loss do not show it.
     `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`,
     `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. `strategy`
     is your own method and replaces `method`. `scratch` is a folder for data that does not fit in memory.
@@ -94,19 +102,38 @@ def simulate(
     _check_model(model)
     if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
-    tree = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
+    named = [metric for metric in metrics if isinstance(metric, str)]
+    tree = {**plan, "metrics": named, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
-    guides, measures = (None if data is None else as_examples(data) for data in (server, test))
+    names: Sequence[str] = getattr(clients, "names", ())
+    owners = _owners(test, names) if isinstance(test, PartitionedClients) else None
+    whole = test.examples if isinstance(test, PartitionedClients) else test
+    guides, measures = (None if data is None else as_examples(data) for data in (server, whole))
     for name, examples in (("server", guides), ("test", measures)):
         if examples is not None and not len(examples):
             raise FeddleError(f"simulate: the {name} data is empty; omit it or add examples")
     shares = [as_examples(client) for client in clients]
     sizes = torch.tensor([len(share) for share in shares])
     outside = None if server_classes is None else "of another task"
-    problem = Problem(model, shares, sizes, guides, measures, loss, outside, server_classes)
+    problem = Problem(
+        *(model, shares, sizes, guides, measures, loss, outside, server_classes),
+        task=task,
+        test_owners=owners,
+        client_names=names,
+        metrics=[metric for metric in metrics if not isinstance(metric, str)],
+    )
     run = simulated(checked, problem, strategy, scratch=scratch)
     run.go(listener)
     return run
+
+
+def _owners(test: PartitionedClients, names: Sequence[str]) -> Tensor:
+    """The client of each test example; NOBODY for a name that no client has."""
+    numbers = {name: number for number, name in enumerate(names)}
+    owners = torch.full((len(test.examples),), NOBODY)
+    for number, name in enumerate(test.names):
+        owners[test.partition[number]] = numbers.get(name, NOBODY)
+    return owners
 
 
 def _check_model(model: nn.Module) -> None:
@@ -142,7 +169,8 @@ def simulated(
         if problem.witness is not None:  # the server's data is of another domain
             objective = TaskObjective(problem.model, layout, problem.witness, problem.loss, samples_per_round=1000)
             observe = InDomainComparison(objective, plan.diagnostics.every)
-    server = build_server(plan, problem, layout, device, strategy, scratch=scratch, observe=observe)
+    each = None if problem.test is None else PerClient(problem, layout, plan.training, plan.seed)
+    server = build_server(plan, problem, layout, device, strategy, scratch=scratch, observe=observe, alone=each)
     eligible, per_round = problem.eligible.numpy(), plan.clients.per_round
     if len(eligible) < per_round:
         raise FeddleError(
@@ -151,7 +179,7 @@ def simulated(
         )
     simulation = Simulation(server, trainer, plan.delays, eligible, per_round, plan.seed)
     method = plan.method.name if strategy is None else type(strategy).__name__
-    return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics)
+    return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics, each)
 
 
 def build_trainer(plan: SimulationPlan, problem: Problem, layout: Layout, device: str) -> InlineTrainer | WorkerPool:

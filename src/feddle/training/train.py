@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ from feddle.core.seeds import global_seed, torch_generator
 from feddle.data.examples import Examples, are_finite
 from feddle.options import Count, NonNegative, Options, Positive
 from feddle.training.kernels import Optimizer, make_optimizer
+from feddle.training.metrics import Task, measured, task_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -155,23 +157,46 @@ def loss_and_gradient(
     return value.item(), layout.read_grad(model)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Score:
-    """The quality of a model on examples: mean loss, and accuracy as a fraction."""
+    """The quality of a model on examples: the mean loss, and the metrics of its task."""
 
     loss: float
-    accuracy: float
+    task: Task
+    outputs: Tensor
+    targets: Tensor
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name, and the loss."""
+        return {**measured(self.task, self.outputs, self.targets), "test_loss": self.loss}
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy of a classifier, as a fraction."""
+        return self.metrics["accuracy"]
+
+    def of(self, rows: Tensor) -> "Score":
+        """The score on some of the examples. The loss stays that of all."""
+        return replace(self, outputs=self.outputs[rows], targets=self.targets[rows])
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, examples: Examples, loss: Loss = F.cross_entropy, batch_size: int = 250) -> Score:
-    """Loss and accuracy of a classifier."""
+def evaluate(
+    model: nn.Module,
+    examples: Examples,
+    loss: Loss = F.cross_entropy,
+    batch_size: int = 250,
+    task: Task | None = None,
+) -> Score:
+    """The score of a model. Without `task`, targets and loss show what it predicts."""
     model.eval()
     device = next(model.parameters()).device
-    total, correct = 0.0, 0
+    total, found = 0.0, []
     for index in in_order(len(examples), batch_size):
         inputs, targets = (part.to(device) for part in examples.take(index))
         outputs = model(inputs)
         total += loss(outputs, targets).item() * len(index)
-        correct += int((outputs.argmax(1) == targets).sum())
-    return Score(total / len(examples), correct / len(examples))
+        found.append((outputs.cpu(), targets.cpu()))
+    outputs, targets = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Score(total / len(examples), task or task_of(outputs, targets, loss), outputs, targets)

@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -106,11 +107,11 @@ def labelled_rows(name: str, images: Tensor | Pictures, columns: Mapping[Column,
     if "" in labels:
         raise FeddleError(f"{name}: row {list(labels).index('')} (from 0) has no label; add it or leave the row out")
     numbers, classes = ranks(labels)
-    owners = None
+    owners, names = None, []
     if any(clients):
         known = [i for i, client in enumerate(clients) if client]
         owners = torch.full((len(labels),), NOBODY)
-        owners[known] = ranks([clients[i] for i in known])[0]
+        owners[known], names = ranks([clients[i] for i in known])
     parts = _parts(name, columns["split"]) if "split" in columns else None
     collection = divided(name, Labelled(images, numbers, owners), parts, len(classes))
     if len(classes) < 2:
@@ -118,7 +119,7 @@ def labelled_rows(name: str, images: Tensor | Pictures, columns: Mapping[Column,
     if missing := set(range(len(classes))) - set(collection.train.labels.tolist()):
         rare = classes[min(missing)]
         raise FeddleError(f"{name} has no training image of the class {rare!r}; add one, or remove the class")
-    return collection
+    return replace(collection, class_names=classes, client_names=names)
 
 
 def _parts(name: str, splits: Sequence[str]) -> Tensor:

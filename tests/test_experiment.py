@@ -244,12 +244,15 @@ METHODS = [member.named() for member in get_args(methods.AnyMethod)]
 
 
 def test_every_method_has_a_section() -> None:
-    assert len(METHODS) == 13
+    assert len(METHODS) == 14
     titles = [line for line in Path("docs/methods.md").read_text().splitlines() if line.startswith("## ")]
     assert {f"## {name}" for name in METHODS} <= set(titles)
 
 
-@pytest.mark.parametrize("method", METHODS)
+with_a_model = pytest.mark.parametrize("method", [name for name in METHODS if name != "local"])
+
+
+@with_a_model
 def test_every_method_runs_repeats_and_learns_something(tmp_path: Path, method: str) -> None:
     runs = [
         run_config(tiny(method=method, workers=w, delays={"sigma": 0.5}), tmp_path / str(w), quiet=True) for w in (0, 2)
@@ -587,7 +590,7 @@ def test_bring_your_own_model_and_data() -> None:
         assert (model.eval()(points).argmax(1) == labels).sum().item() == 500 * run.result["last_accuracy"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@with_a_model
 def test_every_method_trains_a_model_with_batchnorm(method: str) -> None:
     torch.manual_seed(0)
     # 17 examples in batches of 16: a last batch of one, which BatchNorm cannot train on, is left out

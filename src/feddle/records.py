@@ -94,7 +94,7 @@ class ClientScores(TypedDict):
     measured_on: MeasuredOn  # its test examples, the accuracy of each class weighted by its classes, its training data
     of: int  # number of clients with data; if there are many, some of them are drawn
     clients: list[int]
-    names: list[Text]
+    names: list[Text]  # empty if the data has no names
     examples: list[int]  # for training
     tested: list[int]  # examples that its score is measured on
     scores: list[Number]
@@ -247,7 +247,7 @@ def summary(history: Sequence[HistoryLine]) -> Result:
         if (found := line.get("coefficients"))
     ]
     anchors = sum(count for count, _ in searches)
-    found = {
+    numbers = {
         "metric": metric.name,
         metric.name: metric.best(values[-5:]),
         f"last_{metric.name}": values[-1] if values else None,
@@ -255,7 +255,7 @@ def summary(history: Sequence[HistoryLine]) -> Result:
         "bytes_up": history[-1].get("bytes_up", 0) if history else 0,
         "bytes_down": history[-1].get("bytes_down", 0) if history else 0,
     }
-    return cast(Result, found)
+    return cast(Result, numbers)
 
 
 def finite(value: object) -> float | None:

@@ -50,8 +50,12 @@ def _measured(runs: Mapping[str, RunRecord]) -> dict[str, ClientScores]:
     }
 
 
+def _names(clients: ClientScores) -> list[str]:
+    return clients["names"] or [f"client {number}" for number in clients["clients"]]
+
+
 def _by_name(clients: ClientScores) -> dict[str, float]:
-    return dict(zip(clients["names"], clients["scores"], strict=False))
+    return dict(zip(_names(clients), clients["scores"], strict=False))
 
 
 def _joining(panel: Panel) -> list[str]:
@@ -114,9 +118,9 @@ def _spread_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
 def _client_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
     """The score of each client in each row."""
     scores = {label: _by_name(clients) for label, clients in found.items()}
-    sizes = {}
+    sizes: dict[str, tuple[int, int]] = {}
     for clients in found.values():
-        sizes |= dict(zip(clients["names"], zip(clients["examples"], clients["tested"], strict=False), strict=False))
+        sizes |= dict(zip(_names(clients), zip(clients["examples"], clients["tested"], strict=False), strict=False))
     heads = ["Client", "Training examples", "Measured on", *scores]
     rows = [
         _row(name, [*map(str, counts), *(metric.shown(known.get(name)) for known in scores.values())])
@@ -142,16 +146,16 @@ def _value(name: str, value: float | None) -> str:
 def _classes_section(runs: Mapping[str, RunRecord]) -> Section:
     found = {label: classes for label, run in runs.items() if (classes := run.result.get("classes"))}
     names = dict.fromkeys(name for classes in found.values() for name in classes.get("names", []))
-    kind = "f1" if any("f1" in classes for classes in found.values()) else "accuracy"
-    values = [classes.get("f1" if kind == "f1" else "accuracy", []) for classes in found.values()]
-    scores = [dict(zip(names, each_class, strict=False)) for each_class in values]
-    rows = [_row(name, (_value(kind, known.get(name)) for known in scores)) for name in names]
+    labels = any("f1" in classes for classes in found.values())
+    values = [classes.get("f1", []) if labels else classes.get("accuracy", []) for classes in found.values()]
+    scores = [dict(zip(c.get("names", []), v, strict=False)) for c, v in zip(found.values(), values, strict=True)]
+    rows = [_row(name, (_value("accuracy", known.get(name)) for known in scores)) for name in names]
     matrices = [
         folded(f"Confusion matrix of {label}", _confusion(classes.get("names", []), classes["confusion"]))
         for label, classes in found.items()
         if 0 < len(classes.get("confusion", [])) <= _MATRIX
     ]
-    text = "F1 of each label." if kind == "f1" else "The share of each class that the last model recognises."
+    text = "F1 of each label." if labels else "The share of each class that the last model recognises."
     shown = _long(f"Each of {len(rows)} classes", ["Class", *found], rows) if rows else None
     return "Classes", f"{text} {NONE}: no test example.", [shown, *matrices]
 

@@ -136,7 +136,8 @@ class RunFolder:
         self._write_model(run)
 
     def _write_result(self, result: Mapping[str, Any]) -> None:
-        self.replace(RESULT, (json.dumps(result, indent=2) + "\n").encode())
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in result.items())
+        self.replace(RESULT, f"{{\n{lines}\n}}\n".encode())  # a line for each field, since some are long lists
 
     def _write_model(self, run: Run[Runtime]) -> None:
         state = run.problem.model.state_dict()

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from feddle.core.messages import Job
 from feddle.core.metrics import Metric, main_metric
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.data.examples import Examples, Selection, targets_of
-from feddle.records import ClientScores, Details, MeasuredOn
+from feddle.records import ClassScores, ClientScores, Details, MeasuredOn
 from feddle.run.problem import Problem
 from feddle.training.metrics import class_accuracy, details, labels_of
 from feddle.training.train import Recipe, Score, evaluate
@@ -57,12 +57,13 @@ class PerClient:
 
     def drawn(self, limit: int) -> list[int]:
         """At most `limit` of the clients that can be measured, at random; a smaller limit draws some of the same."""
-        order = numpy_generator(seed_for(self.seed, "measured clients")).permutation(self.problem.eligible.numpy())
+        generator = numpy_generator(seed_for(self.seed, "measured clients"))
+        order: list[int] = generator.permutation(self.problem.eligible.numpy()).tolist()
         if self.measured_on == "test":
             assert self.problem.test_owners is not None
             owning = set(self.problem.test_owners.tolist())
             order = [client for client in order if client in owning]
-        return [int(client) for client in order[:limit]]
+        return order[:limit]
 
     def score(self, client: int, whole: Score | None = None) -> float | None:
         """The current model's score for a client. `whole` is its score on all test data, if that is known."""
@@ -104,10 +105,10 @@ class PerClient:
             "measured_on": self.measured_on,
             "of": len(self.problem.eligible),
             "clients": clients,
-            "names": [names[client] for client in clients] if names else [f"client {client}" for client in clients],
+            "names": [names[client] for client in clients] if names else [],
             "examples": [int(self.problem.sizes[client]) for client in clients],
             "tested": [int(self.problem.sizes[c]) if train else len(self.rows(c)) for c in clients],
-            "scores": values,
+            "scores": [round(value, 6) for value in values],
             "mean": fmean(values),
             "worst_tenth": self.metric.worst_tenth(values),
         }
@@ -134,7 +135,8 @@ def by_class(score: Score, names: Sequence[str]) -> Details:
     if not found:
         return {}
     numbers = [str(number) for number in range(len(found["accuracy"]))]
-    return {"classes": {"names": list(names) if len(names) == len(numbers) else numbers, **found}}
+    found["names"] = list(names) if len(names) == len(numbers) else numbers
+    return {"classes": cast(ClassScores, found)}
 
 
 def scores_alone(history: Sequence[Mapping[str, Any]]) -> dict[int, float | None]:

@@ -92,9 +92,10 @@ def simulate(
 
     `clients` has one torch dataset of (input, target) pairs per client. `server` is the server's own data, and the
     model is measured on `test`; if both `clients` and `test` come from `by_client`, also for each client on its own
-    test data. If the server's labels belong to another task, `server_classes` is their number of classes. `metrics` are names of
-    scikit-learn's scorers and functions of all outputs and targets that return a number. `task` is `classes`, `labels`
-    or `numbers`, if the targets and the loss do not show it.
+    test data. If the server's labels belong to another task, `server_classes` is their number of classes. `metrics` are
+    names of scikit-learn's scorers, and functions of all outputs and targets that return a number. `task` is `classes`,
+    `labels` or `numbers`, if the targets and the loss do not show it.
+
     `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`,
     `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. `strategy`
     is your own method and replaces `method`. `scratch` is a folder for data that does not fit in memory.
@@ -107,7 +108,7 @@ def simulate(
     checked = validated(SimulationPlan, tree, source="simulate")
     names: Sequence[str] = getattr(clients, "names", ())
     owners = _owners(test, names) if isinstance(test, PartitionedClients) else None
-    whole = test.examples if isinstance(test, PartitionedClients) else test
+    whole: Any = test.examples if isinstance(test, PartitionedClients) else test
     guides, measures = (None if data is None else as_examples(data) for data in (server, whole))
     for name, examples in (("server", guides), ("test", measures)):
         if examples is not None and not len(examples):

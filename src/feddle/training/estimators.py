@@ -31,7 +31,7 @@ class Classes(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-l
 
     def predict(self, outputs: Array) -> Array:
         """The class of each example."""
-        return outputs.argmax(1)
+        return self.classes_[outputs.argmax(1)]
 
     def predict_proba(self, outputs: Array) -> Array:
         """The probability of each class."""

@@ -87,7 +87,7 @@ def auc(outputs: Tensor, targets: Tensor) -> float | None:
         return None
     labels = labels_of(targets).flatten()
     scores = (outputs[:, 1] - outputs[:, 0]).flatten()
-    _, place, count = scores.unique(return_inverse=True, return_counts=True)
+    _, place, count = torch.unique(scores, return_inverse=True, return_counts=True)
     ranks = (count.cumsum(0).double() - (count - 1) / 2)[place]  # equal scores share their mean rank
     ones, zeros = int((labels == 1).sum()), int((labels == 0).sum())
     above = ranks[labels == 1].sum().item() - ones * (ones + 1) / 2

@@ -107,7 +107,8 @@ def labelled_rows(name: str, images: Tensor | Pictures, columns: Mapping[Column,
     if "" in labels:
         raise FeddleError(f"{name}: row {list(labels).index('')} (from 0) has no label; add it or leave the row out")
     numbers, classes = ranks(labels)
-    owners, names = None, []
+    owners: Tensor | None = None
+    names: list[str] = []
     if any(clients):
         known = [i for i, client in enumerate(clients) if client]
         owners = torch.full((len(labels),), NOBODY)

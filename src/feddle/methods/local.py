@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -36,16 +36,17 @@ class LocalOptions(MethodOptions):
 
 @dataclass(eq=False)
 class LocalState:
-    """What `local` remembers."""
+    """What `local` remembers of the clients so far."""
 
-    scores: list[float] = field(default_factory=list)  # of the clients so far
+    scores: list[float] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
 
 
 @dataclass(eq=False)
 class Local:
     """Each round trains some of the clients from the initial model, and measures each model for its client.
 
-    The server's model never changes. The mean over the clients is known in the last round.
+    The server's model never changes. The weighted mean over the clients is known in the last round.
     """
 
     alone: Alone
@@ -63,6 +64,11 @@ class Local:
         clients = self.alone.drawn(self.limit)
         due = clients[len(clients) * (round - 1) // self.rounds : len(clients) * round // self.rounds]
         scores = [self.alone.alone(client, model, self.epochs) for client in due]
-        self.state.scores += [score for score in scores if score is not None]
-        last = {self.alone.metric.name: fmean(self.state.scores)} if round == self.rounds and self.state.scores else {}
-        return Merged(model, {"alone": {"clients": due, "scores": scores}, **last})
+        for client, score in zip(due, scores, strict=True):
+            if score is not None:
+                self.state.scores.append(score)
+                self.state.weights.append(float(self.alone.weight(client)))
+        notes: dict[str, Any] = {"alone": {"clients": due, "scores": scores}}
+        if round == self.rounds and self.state.scores:
+            notes[self.alone.metric.name] = fmean(self.state.scores, self.state.weights)
+        return Merged(model, notes)

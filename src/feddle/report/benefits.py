@@ -1,7 +1,7 @@
 """Who benefits: the last model for each client and each class, and the clients that train alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from feddle.core.metrics import Metric, metric_named
 from feddle.records import ClientScores, RunRecord
@@ -13,6 +13,7 @@ LOCAL = "local"  # the method in which every client trains alone
 _OPEN = 30  # rows of a table that is not folded
 _MATRIX = 30  # classes of a confusion matrix that is shown
 _NAMES = 5  # names in a sentence
+_CLEAR = 6  # test examples
 _SHARES = ("accuracy", "balanced_accuracy", "auc", "f1", "label_accuracy")  # shown in per cent
 _MEASURED = {
     "test": "Each client is measured on its own test examples.",
@@ -64,23 +65,34 @@ def _joining(panel: Panel) -> list[str]:
     alone = next((label for label in found if runs[label].method == LOCAL), None)
     if alone is None or found[alone]["measured_on"] == "train":
         return []
-    metric, own = metric_named(found[alone]["metric"]), _by_name(found[alone])
-    return [_verdict(label, _by_name(found[label]), own, metric) for label in found if label != alone]
+    return [_verdict(label, found[label], found[alone]) for label in found if label != alone]
 
 
-def _verdict(label: str, joined: Mapping[str, float], own: Mapping[str, float], metric: Metric) -> str:
-    """How many clients a method serves better than they serve themselves."""
-    shared = [name for name in own if name in joined]
+def _verdict(label: str, joined: ClientScores, alone: ClientScores) -> str:
+    """For which clients a method is better than training alone, and for which it is worse."""
+    metric, ours, own = metric_named(joined["metric"]), _by_name(joined), _by_name(alone)
+    tested = dict(zip(_names(alone), alone["tested"], strict=False))
+    shared = [name for name in own if name in ours]
     if not shared:
         return f"{label}: no client was measured both in the federation and alone."
-    equal = [name for name in shared if metric.shown(joined[name]) == metric.shown(own[name])]
-    worse = [name for name in shared if name not in equal and metric.better(own[name], joined[name])]
-    better = len(shared) - len(equal) - len(worse)
-    means = [metric.shown(sum(scores[name] for name in shared) / len(shared)) for scores in (joined, own)]
-    text = f"{label}: better than training alone for {better} of {counted(len(shared), 'client')}"
-    text += f", equal for {len(equal)}" if equal else ""
-    text += f", worse for {listed(worse, _NAMES)}" if worse else ""
-    return f"{text}. {metric.words}, mean over clients: {means[0]} instead of {means[1]}."
+    differs = [name for name in shared if is_clear(ours[name], own[name], tested.get(name, 0), metric)]
+    better = [name for name in differs if metric.better(ours[name], own[name])]
+    worse = [name for name in differs if name not in better]
+    groups = {"clearly better": better, "clearly worse": worse}
+    parts = [f"{words} for {listed(names, _NAMES)}" for words, names in groups.items() if names]
+    if level := len(shared) - len(differs):
+        parts.append(f"no clear difference for {level} of {counted(len(shared), 'client')}")
+    means = [metric.shown(fmean(scores[name] for name in shared)) for scores in (ours, own)]
+    mean = f"{metric.words}, mean over clients: {means[0]} in the federation, {means[1]} alone."
+    return f"{label} compared with training alone: {'; '.join(parts)}. {mean}"
+
+
+def is_clear(ours: float, own: float, tested: int, metric: Metric) -> bool:
+    """Whether a difference can be more than chance. A share must differ by six test examples or more.
+
+    If five examples differ and all of them in one direction, an exact sign test has p = 2 · 0.5⁵ > 0.05.
+    """
+    return metric.shown(ours) != metric.shown(own) if not metric.share else abs(ours - own) * tested >= _CLEAR - 0.01
 
 
 def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
@@ -98,7 +110,7 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
         "With local, each client trains alone, with as many passes over its data as in the federation on average."
         if alone
         else "To compare with clients that train alone, run the method local too (feddle compare --methods …,local).",
-        "With few test examples, a difference may be chance." if alone else "",
+        "A difference is called clear from six test examples up; a smaller one may be chance." if alone else "",
     ]
     parts = [each("p", told), _spread_table(found, metric), _client_table(found, metric)]
     return "Who benefits", " ".join(filter(None, text)), parts

@@ -84,6 +84,13 @@ class PerClient:
             return (self.problem.test_owners == client).nonzero().flatten()
         return (self._counts(client)[self._test_labels] > 0).nonzero().flatten()
 
+    def weight(self, client: int) -> int:
+        """The number of its own test examples, or else of its training examples.
+
+        So a mean over clients is comparable with the score of one model on all test examples.
+        """
+        return len(self.rows(client)) if self.measured_on == "test" else int(self.problem.sizes[client])
+
     def alone(self, client: int, start: Weights, epochs: int) -> float | None:
         """The score, for a client, of the model that it trains alone from `start`."""
         problem, recipe = self.problem, self.recipe.model_copy(update={"epochs": epochs, "proximal": 0.0})

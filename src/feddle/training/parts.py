@@ -23,6 +23,9 @@ class Alone(Protocol):
     def drawn(self, limit: int) -> list[int]:
         """At most `limit` clients."""
 
+    def weight(self, client: int) -> int:
+        """How much a client counts in a mean over clients."""
+
     def alone(self, client: int, start: Weights, epochs: int) -> float | None:
         """The score, for a client, of the model that it trains alone from `start`."""
 

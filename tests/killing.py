@@ -51,6 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddf": {"name": "feddf", "late": "add_deltas"},
     "convex": {"name": "convex"},
     "median": {"name": "median"},
+    "local": {"name": "local", "clients": 7, "epochs": 1},
 }
 
 

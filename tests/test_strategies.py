@@ -10,6 +10,7 @@ from feddle.core.atlas import Atlas
 from feddle.core.blocks import Blocks, Segment
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
+from feddle.core.metrics import ACCURACY
 from feddle.methods.ca2fl import CA2FL
 from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache
@@ -26,6 +27,7 @@ from feddle.methods.feddle.search import PaperSearch
 from feddle.methods.feddle.server_anchor import ServerAnchor
 from feddle.methods.fedft import FedFT
 from feddle.methods.hfcl import HFCL
+from feddle.methods.local import Local
 from feddle.methods.median import CoordinateMedian
 from feddle.methods.strategy import Strategy
 from feddle.training.train import Recipe
@@ -199,6 +201,21 @@ def test_feddle_without_a_new_anchor_does_not_search() -> None:
 
 RECIPE = Recipe(epochs=2, lr=0.01)
 BLOCKS = Segment(0, 1, 2, 0), Segment(2, 1, 1, 1)
+
+
+class Nobody:
+    """No client can be measured."""
+
+    metric = ACCURACY
+
+    def drawn(self, limit: int) -> list[int]:  # noqa: ARG002
+        return []
+
+    def weight(self, client: int) -> int: ...  # type: ignore[empty-body]
+
+    def alone(self, client: int, start: Weights, epochs: int) -> float | None: ...
+
+
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "fedavg-discard": lambda: FedAvg("discard"),
     "fedavg-average-models": lambda: FedAvg("average_models"),
@@ -216,6 +233,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "fadas": lambda: Fadas(FadasOptions(buffer_size=2), 3),
     "median": CoordinateMedian,
     "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), 0.05, 2, 2, seed=0),
+    "local": lambda: Local(Nobody(), limit=3, epochs=1, rounds=1),
     "center": lambda: Center(bench(statistic=True), numbers(), RECIPE, rounds=1, seed=0),
     "fed+ft": lambda: FedFT(FedBuff(buffer_size=2), bench(statistic=True), numbers(), RECIPE, seed=0),
     "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),

@@ -28,7 +28,9 @@ class LocalOptions(MethodOptions):
     def build(self, parts: Parts) -> "Local":
         """The method."""
         if parts.alone is None:
-            raise FeddleError("local requires simulated clients and test data; use it with `feddle run` and test data")
+            raise FeddleError(
+                "local needs simulated clients and test data; use `feddle run`, or add test data (in Python: test=)"
+            )
         jobs = parts.rounds * parts.per_round / parts.clients  # of a client, on average
         epochs = self.epochs or max(1, round(jobs * parts.recipe.epochs))
         return Local(parts.alone, self.clients, epochs, parts.rounds)

@@ -18,6 +18,7 @@ ABOUT = {
     "feddle-id": "searches the merging coefficients on the server’s data",
     "feddle+": "searches coefficients for each layer and class, and for the server’s own update",
     "fedavg": "averages the updates",
+    "local": "trains every client alone. Its number is the mean of the clients’ own models, weighted by their examples",
     "fedavg-waiting": "averages all updates, and waits for the slowest client in every round",
     "fedasync": "mixes each client’s model into the server’s model when it arrives",
     "fedbuff": "collects updates, also late ones, and adds their mean",

@@ -65,8 +65,8 @@ class Plan(Options):
     clients: Clients = Clients()
     training: Recipe = Recipe()
     evaluation: Evaluation = Evaluation()
-    metrics: list[str] = Field(
-        [],
+    metrics: tuple[str, ...] = Field(
+        (),
         description="further metrics of each evaluation, by their names in scikit-learn (`f1_macro`, "
         "`matthews_corrcoef`, …); they require `feddle[metrics]`",
     )

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,8 @@ def simulate(
     if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
     named = [metric for metric in metrics if isinstance(metric, str)]
+    if task not in (None, *get_args(Task)):
+        raise FeddleError(f"simulate: task must be one of {', '.join(get_args(Task))}, got {task!r}")
     tree = {**plan, "metrics": named, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
     names: Sequence[str] = getattr(clients, "names", ())

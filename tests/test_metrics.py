@@ -251,7 +251,7 @@ def test_a_report_on_regression_says_nothing_of_accuracy(tmp_path: Path) -> None
     assert "<strong>2.25</strong>" in text
     with (console := Console(width=100)).capture() as shown:
         console.print(terminal_table(grid, grid.panels[0]))
-    assert "Mean absolute error: best of the last five evaluations." in shown.get()
+    assert "Mean absolute error: best of the last five" in shown.get()
     assert "%" not in shown.get()
 
 

@@ -109,7 +109,7 @@ def test_targets_and_loss_show_the_task(kind: str) -> None:
 
 def test_a_lower_error_is_better() -> None:
     history: Any = [{"round": at, "mae": value} for at, value in enumerate((0.1, 3.0, 2.0, 4.0, 5.0, 6.0), 1)]
-    assert summary(history)["mae"] == 2.0, "the lowest of the last five, not of all"  # type: ignore[typeddict-item]
+    assert summary(history)["mae"] == 2.0, "the lowest of the last five, not of all"
     assert "accuracy" not in summary(history)
     assert (summary([])["accuracy"], summary([])["metric"]) == (None, "accuracy")
     assert MAE.worst_tenth([1.0, 9.0, *[2.0] * 9]) == 5.5, "the two highest of eleven"
@@ -137,7 +137,7 @@ def simulated_run(targets: Tensor, outputs: int = 2, *, by_name: bool = False, *
     parts = [TensorDataset(POINTS[a:b], targets[a:b]) for a, b in ((0, 300), (300, 400), (400, 600))]
     clients = feddle.by_client(parts[0], HOSPITALS[:300])
     test: Any = feddle.by_client(parts[2], HOSPITALS[400:]) if by_name else parts[2]
-    plan = {"rounds": 4, "per_round": 3, "workers": 0, "delays": {"sigma": 0}, "training": {"lr": 0.05}}
+    plan: dict[str, Any] = {"rounds": 4, "per_round": 3, "workers": 0, "delays": {"sigma": 0}, "training": {"lr": 0.05}}
     return feddle.simulate(nn.Linear(3, outputs), clients, server=parts[1], test=test, **(plan | more))
 
 

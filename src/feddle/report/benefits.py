@@ -44,7 +44,8 @@ def _runs(panel: Panel) -> dict[str, RunRecord]:
 
 def _measured(runs: Mapping[str, RunRecord]) -> dict[str, ClientScores]:
     """The clients of each row, if they are measured as those of the first row that has any."""
-    found = {label: clients for label, run in runs.items() if (clients := run.result.get("clients"))}
+    kept = {label: run.result.get("clients") for label, run in runs.items()}
+    found = {label: clients for label, clients in kept.items() if clients and clients["scores"]}
     kinds = [(clients["metric"], clients["measured_on"]) for clients in found.values()]
     return {
         label: clients for label, clients in found.items() if (clients["metric"], clients["measured_on"]) == kinds[0]

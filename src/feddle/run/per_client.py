@@ -1,7 +1,7 @@
 """How well a model works for single clients, and for each of them alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import Any, cast
@@ -36,6 +36,7 @@ class PerClient:
     layout: Layout
     recipe: Recipe
     seed: int
+    _known: dict[int, Tensor] = field(default_factory=dict, init=False)  # the classes of clients
 
     @cached_property
     def _probe(self) -> Score:
@@ -128,9 +129,10 @@ class PerClient:
 
     def _counts(self, client: int) -> Tensor:
         """How many training examples of each class a client has (C,)."""
-        classes = self._probe.outputs.shape[1]
-        labels = labels_of(targets_of(self.problem.clients[client]))
-        return torch.bincount(labels[(labels >= 0) & (labels < classes)], minlength=classes)
+        if client not in self._known:  # to read the targets may mean to read the inputs
+            classes, labels = self._probe.outputs.shape[1], labels_of(targets_of(self.problem.clients[client]))
+            self._known[client] = torch.bincount(labels[(labels >= 0) & (labels < classes)], minlength=classes)
+        return self._known[client]
 
     def _evaluate(self, examples: Examples) -> Score:
         return evaluate(self.problem.model, examples, self.problem.loss, task=self.problem.task)

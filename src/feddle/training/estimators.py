@@ -31,7 +31,8 @@ class Classes(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-l
 
     def predict(self, outputs: Array) -> Array:
         """The class of each example."""
-        return self.classes_[outputs.argmax(1)]
+        chosen: Array = outputs.argmax(1)
+        return chosen
 
     def predict_proba(self, outputs: Array) -> Array:
         """The probability of each class."""

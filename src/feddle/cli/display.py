@@ -228,8 +228,9 @@ def _silence(status: dict[str, Any]) -> str:
 
 def picture(status: dict[str, Any], silence: str = "") -> Group:
     """The state of a federation: a headline, a warning if there is one, and one row for each node."""
+    score = status.get("reached") or "not measured"
     head = (
-        f"{status['method']}: version {status['version']}/{status['rounds']}, {status.get('reached') or 'not measured'}, "
+        f"{status['method']}: version {status['version']}/{status['rounds']}, {score}, "
         f"{status['arrived']} of {status['wanted']} updates for the next merge, {status['under_way']} in progress"
     )
     table = Table("client", "node", "state", "from version", "last staleness", "updates", "failed", "", box=None)

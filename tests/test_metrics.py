@@ -21,6 +21,7 @@ import feddle
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, main_metric, reached
+from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn
 from feddle.records import summary
 from feddle.report.benefits import is_clear, joining
 from feddle.report.grid import grid_of_runs
@@ -171,6 +172,23 @@ def test_each_client_is_measured_on_its_own_test_examples() -> None:
         own = [hit for hit, owner in zip(right.tolist(), HOSPITALS[400:], strict=True) if owner == name]
         assert (score, count) == (pytest.approx(sum(own) / len(own), abs=1e-6), len(own))
     assert simulated_run(labels).result["clients"]["measured_on"] == "classes"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_owners_of_test_images_follow_the_clients_that_are_drawn(seed: int) -> None:
+    # The label of each image is its owner. Client 3 has no training image; the last test image has no owner.
+    train, test = torch.tensor([0, 1, 2, 2, 4]), torch.tensor([4, 2, 1, 0, 3, NOBODY])
+    rows = [Labelled(torch.zeros(len(t), 1, 2, 2, dtype=torch.uint8), t, owners=t) for t in (train, test)]
+    drawn = among_drawn(Collection("some", *rows, classes=5, client_names="abcde"), 3, seed)
+    assert drawn.test is not None
+    assert drawn.test.owners is not None
+    assert drawn.train.owners is not None
+    assert [drawn.client_names[i] for i in drawn.train.owners] == ["abcde"[i] for i in drawn.train.labels]
+    owners = zip(drawn.test.owners.tolist(), drawn.test.labels.tolist(), strict=True)
+    assert all(
+        owner == NOBODY if was in (3, NOBODY) else drawn.client_names[owner] == "abcde"[was] for owner, was in owners
+    )
+    assert len(drawn.test) == 5, "three of drawn clients, and the two that belong to no client"
 
 
 def test_local_trains_each_client_alone() -> None:

@@ -134,7 +134,7 @@ def _client_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
     sizes: dict[str, tuple[int, int]] = {}
     for clients in found.values():
         sizes |= dict(zip(_names(clients), zip(clients["examples"], clients["tested"], strict=False), strict=False))
-    heads = ["Client", "Training examples", "Measured on", *scores]
+    heads = ["Client", "Trained on", "Tested on", *scores]
     rows = [
         _row(name, [*map(str, counts), *(metric.shown(known.get(name)) for known in scores.values())])
         for name, counts in sizes.items()

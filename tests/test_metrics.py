@@ -179,7 +179,7 @@ def test_the_owners_of_test_images_follow_the_clients_that_are_drawn(seed: int) 
     # The label of each image is its owner. Client 3 has no training image; the last test image has no owner.
     train, test = torch.tensor([0, 1, 2, 2, 4]), torch.tensor([4, 2, 1, 0, 3, NOBODY])
     rows = [Labelled(torch.zeros(len(t), 1, 2, 2, dtype=torch.uint8), t, owners=t) for t in (train, test)]
-    drawn = among_drawn(Collection("some", *rows, classes=5, client_names="abcde"), 3, seed)
+    drawn = among_drawn(Collection("some", rows[0], rows[1], 5, client_names="abcde"), 3, seed)
     assert drawn.test is not None
     assert drawn.test.owners is not None
     assert drawn.train.owners is not None
@@ -248,6 +248,11 @@ def test_a_wrong_metric_is_one_line() -> None:
     with pytest.raises(FeddleError, match="task must be one of classes, labels, numbers, got 'sums'"):
         simulated_run(SUM, task="sums")
     assert apply(scorers([not_finite]), score) == {"not_finite": None}
+
+
+def test_local_without_test_data_is_one_line() -> None:
+    with pytest.raises(FeddleError, match="local needs simulated clients and test data"):
+        feddle.simulate(nn.Linear(3, 2), [TensorDataset(POINTS, (SUM > 0).long())], per_round=1, method="local")
 
 
 def written(folder: Path, method: str, lines: list[dict[str, Any]], **result: Any) -> Path:

@@ -130,6 +130,12 @@ def test_a_run_that_was_killed_as_it_finished_is_finished(tmp_path: Path, whole:
     assert kept(tmp_path / "run") == whole("fedbuff")
 
 
+@pytest.mark.parametrize("damaged", ['{"finished": true}', '{"finished": true, "rounds": "x"}', "[1]"])
+def test_a_damaged_result_of_a_finished_run_is_no_traceback(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "result.json").write_text(damaged)
+    assert RunFolder(tmp_path).saved_rounds() == 0
+
+
 def test_a_stop_while_a_finished_run_is_tidied_does_not_unfinish_it(
     tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,7 +486,7 @@ def test_two_processes_do_not_run_one_folder(tmp_path: Path) -> None:
     with subprocess.Popen([*FEDDLE, "run", config, "-q", "--out", out]) as first:
         try:
             wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out)
-            with pytest.raises(FeddleError, match=rf"another process is running {out}"):
+            with pytest.raises(FeddleError, match=rf"another process is using {out}"):
                 resume_run(out, quiet=True)
         finally:
             first.kill()

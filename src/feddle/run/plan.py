@@ -29,7 +29,9 @@ class Clients(Options):
     @model_validator(mode="after")
     def _enough(self) -> "Clients":
         if self.per_round > self.count:
-            raise ValueError(f"per_round is {self.per_round}, but there are only {self.count} clients (count)")
+            raise ValueError(
+                f"per_round is {self.per_round}, but count is {self.count}; lower per_round or raise count"
+            )
         return self
 
 

@@ -120,7 +120,7 @@ def _check_model(model: nn.Module) -> None:
     tensors = [*model.parameters(), *model.buffers()]
     if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
         found = "has lazy layers or is on the meta device, so it has no weights"
-        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load them")
+        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load its weights")
 
 
 def simulated(

@@ -43,7 +43,7 @@ class Columns(Options):
     split: str | None = Field(None, description="column with `train`, `test` or `server`; usually `split`; optional")
 
     def find(self, present: Sequence[str], source: str) -> dict[Column, str]:
-        """The columns that are present, each with its name there; image and label must be."""
+        """The columns that were found, by role. Image and label are required."""
         found: dict[Column, str] = {}
         for column, usual in USUAL.items():
             said: str | None = getattr(self, column)

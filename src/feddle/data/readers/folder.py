@@ -63,5 +63,5 @@ def _image_files(folder: Path) -> Iterator[str]:
                 yield from (f"{entry.name}/{name}" for name in _image_files(folder / entry.name))
             elif entry.name.lower().endswith(ENDINGS):
                 if not entry.is_file():  # a named pipe would block whoever opens it
-                    raise FeddleError(f"the image {entry.path} is no regular file, or a broken link; remove it")
+                    raise FeddleError(f"the image {entry.path} is not a regular file, or a broken link; remove it")
                 yield entry.name

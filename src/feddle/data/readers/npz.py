@@ -37,7 +37,7 @@ def read_npz(path: Path) -> Collection:
         if images is None or not len(images):
             continue
         if columns["label"] is None:
-            raise FeddleError(f"{path} has no labels; add that array")
+            raise FeddleError(f"{path} has no labels; add an array `labels`")
         pixels.append(_pixels(path, images))
         for column, gathered in texts.items():
             values = columns[column]

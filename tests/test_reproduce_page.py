@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from feddle.core.errors import FeddleError
 from feddle.report.files import to_csv, to_latex, to_markdown
 from feddle.report.grid import Grid, read_grid
 from feddle.report.page import page

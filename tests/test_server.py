@@ -355,3 +355,18 @@ def test_running_statistics_that_a_strategy_leaves_alone_are_averaged() -> None:
     core.receive(replace(update(core.dispatch(0), 1.0, 0.0, 0.0), buffers=torch.tensor([2.0])))
     core.advance()
     assert core.model.buffers.tolist() == [7.0], "a strategy may compute its own"
+
+
+def test_the_deployed_model_is_a_moving_average() -> None:
+    # versions 4 and 10: the average starts at 4. With decay ½, version 2 has the decay 2/12: 4 + (1 − 1/6)·6 = 9. With
+    # decay 0.1 it is 4 + 0.9·6 = 9.4. Clients start from the last version.
+    for decay, expected in ((0.5, 9.0), (0.1, 9.4), (0.0, 10.0)):
+        core = Server(weights(0.0), FedAvg(FedAvgOptions(late="add_deltas")), averaging=decay)
+        for delta in (4.0, 6.0):
+            core.receive(update(core.dispatch(0), delta))
+            core.advance()
+        assert core.model.vector.item() == 10.0
+        assert core.deployed.vector.item() == pytest.approx(expected)
+        again = Server(weights(0.0), FedAvg(FedAvgOptions(late="add_deltas")), averaging=decay)
+        again.load_state_dict(core.state_dict())
+        assert torch.equal(again.deployed.vector, core.deployed.vector)

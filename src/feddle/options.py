@@ -19,6 +19,7 @@ def no_bool(value: Any) -> Any:
 Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e36)]  # times 100 is still a float32
 NonNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1e6)]
 Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
+Decay = Annotated[float, BeforeValidator(no_bool), Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 

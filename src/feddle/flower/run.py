@@ -167,7 +167,7 @@ class Feddle(FlowerStrategy):
         return result
 
     def _arrays(self, run: Run[Network]) -> ArrayRecord:
-        run.layout.write(run.problem.model, run.server.model)
+        run.layout.write(run.problem.model, run.server.deployed)
         return ArrayRecord(run.problem.model.state_dict())
 
     def summary(self) -> None:

@@ -28,7 +28,7 @@ from feddle.runtimes.runtime import Runtime
 from feddle.runtimes.simulation import Simulation
 from feddle.version import __version__
 
-_FORMAT = 5  # of the checkpoint; raise it when the names or the meaning of a state change
+_FORMAT = 6  # of the checkpoint; raise it when the names or the meaning of a state change
 _PATIENCE = 1.0  # seconds; the workers of a killed run may hold its lock for a moment
 
 

@@ -79,7 +79,7 @@ class Run(Generic[Where]):
                     if listener is not None:
                         listener(line)
         finally:
-            self.layout.write(self.problem.model, self.server.model)
+            self.layout.write(self.problem.model, self.server.deployed)
             forget_batches(self.problem.model)  # else it depends on which jobs this process trained
             self.seconds = time.perf_counter() - began
 
@@ -138,7 +138,7 @@ class Run(Generic[Where]):
     def _evaluate(self, number: int) -> HistoryLine:
         if self.problem.test is None:
             return {}
-        self.layout.write(self.problem.model, self.server.model)
+        self.layout.write(self.problem.model, self.server.deployed)
         score = evaluate(self.problem.model, self.problem.test, self.problem.loss)
         if not math.isfinite(score.loss):
             if not are_finite(self.problem.test):
@@ -203,8 +203,13 @@ def build_server(
         scratch=scratch,
         observe=observe,
     )
-    model, ratio = layout.read(problem.model), plan.checks.max_norm_ratio
-    return Server(model, strategy or plan.method.build(parts), digest=layout.digest, max_norm_ratio=ratio)
+    return Server(
+        layout.read(problem.model),
+        strategy or plan.method.build(parts),
+        digest=layout.digest,
+        max_norm_ratio=plan.checks.max_norm_ratio,
+        averaging=plan.method.averages if plan.averaging is None else plan.averaging,
+    )
 
 
 def resolve_device(device: str) -> str:

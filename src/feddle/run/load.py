@@ -102,6 +102,8 @@ def _key(problem: ErrorDetails, tree: Any) -> str:
     """The dotted key as the user wrote it. Pydantic also lists the chosen member of a union, which is not a key."""
     keys, missing = [], problem["loc"][-1:] if problem["type"] == "missing" else ()
     for step in problem["loc"]:
+        if isinstance(tree, str):  # a bare name, which has no keys inside
+            break
         if not isinstance(tree, dict) or step in tree:
             keys.append(step)
             tree = tree.get(step) if isinstance(tree, dict) else None

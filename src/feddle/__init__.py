@@ -17,6 +17,7 @@ _MODULES = {
     "core.layout": ["Layout", "Weights"],
     "core.messages": ["Arrival", "Job", "Merged", "Update"],
     "methods.strategy": ["Strategy"],
+    "report.page": ["write_report"],
     "run.folder": ["run_config"],
     "run.load": ["load_config"],
     "run.plan": ["Config"],

@@ -7,6 +7,7 @@ from feddle.core.messages import Job as Job
 from feddle.core.messages import Merged as Merged
 from feddle.core.messages import Update as Update
 from feddle.methods.strategy import Strategy as Strategy
+from feddle.report.page import write_report as write_report
 from feddle.run.folder import run_config as run_config
 from feddle.run.load import load_config as load_config
 from feddle.run.plan import Config as Config

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from feddle.cli.display import RunDisplay, error_line, print_table, stop
+from feddle.cli.display import error_line, print_table, stop
 from feddle.cli.federation import federation
 from feddle.cli.options import (
     PATH,
@@ -27,6 +27,7 @@ from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.data.kinds import ENDINGS
 from feddle.records import COMPARISON, CONFIG, REPORT
+from feddle.run.progress import RunDisplay
 from feddle.version import __version__
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """The `feddle` command: run methods, compare them, and show the results."""
 
+import csv
 import json
 import os
 import sys
@@ -175,6 +176,23 @@ def resume(folder: Path, quiet: bool) -> None:
             click.echo(f"{folder} is finished; there is nothing to resume")
             return
     _run_all(configs, folder, run_or_resume, quiet=quiet)
+
+
+@app.command()
+@click.argument("run", type=PATH)
+@click.argument("path", type=PATH)
+def predict(run: Path, path: Path) -> None:
+    """Print the most probable class of the images at PATH, by the model of RUN, as CSV.
+
+    RUN is a folder of `feddle run`. PATH is an image, a folder of images, a .csv file with a column of paths, or an
+    .npz file with an array of images.
+    """
+    from feddle.run.trained import predict
+
+    found = predict(run, path)
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    rows.writerow(("image", "class", "probability"))
+    rows.writerows((each.image, each.class_name, f"{each.probability:.4f}") for each in found)
 
 
 @app.command()

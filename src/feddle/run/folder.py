@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ class RunFolder:
         self.replace(RESULT, (json.dumps(result, indent=2) + "\n").encode())
 
     def _write_model(self, run: Run[Runtime]) -> None:
-        self.replace(MODEL, weights_of(run.problem.model))
+        self.replace(MODEL, weights_of(run.problem.model, run.problem.classes))
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file whole or not at all, in a folder that may be new."""
@@ -307,9 +307,10 @@ def comparison(path: Path) -> dict[str, Config]:
     return {str(name): parse_config(tree) for name, tree in trees.items()}
 
 
-def weights_of(model: nn.Module) -> bytes:
-    """The parameters and buffers of a model, in the format of safetensors."""
-    return save({n: t.detach().cpu().contiguous() for n, t in model.state_dict().items()})
+def weights_of(model: nn.Module, classes: Sequence[str] = ()) -> bytes:
+    """The parameters and buffers of a model, in the format of safetensors, with the names of its classes."""
+    tensors = {n: t.detach().cpu().contiguous() for n, t in model.state_dict().items()}
+    return save(tensors, {"classes": json.dumps(list(classes))} if classes else None)
 
 
 def as_yaml(tree: dict[str, Any]) -> bytes:

@@ -82,6 +82,7 @@ def simulate(
     test: Data | None = None,
     server_classes: int | None = None,
     loss: Loss = F.cross_entropy,
+    classes: Sequence[str] = (),
     per_round: int = 10,
     strategy: Strategy | None = None,
     out: Path | str | None = None,
@@ -94,11 +95,14 @@ def simulate(
     """Train `model` in place on the clients' data, guided by the server's. Returns the `Run`.
 
     model: any module. After the call it holds the trained weights.
-    clients: one data set per client, of (input, target) pairs: a map-style torch dataset.
+    clients: one data set per client: a map-style torch dataset of (input, target) pairs. An input is a tensor, or a
+        tuple or dict of tensors. The model is called with the batch of it: model(inputs), model(*inputs) for a tuple,
+        model(**inputs) for a dict.
     server: the server's own data, which guides the merge.
     test: the data on which accuracy is measured.
     server_classes: number of classes of the server's labels, if they belong to another task than the clients'.
     loss: a function of (outputs, targets) that returns the mean loss of a batch.
+    classes: the names of the classes, which are stored with the model in `out`.
     per_round: number of clients sampled each round.
     strategy: your own method, an object with `merge`; it replaces `method`.
     out: a folder for the run. Called again with the same `out`, a stopped run continues and a finished one is loaded.
@@ -123,7 +127,7 @@ def simulate(
     shares = [as_examples(client) for client in clients]
     sizes = torch.tensor([len(share) for share in shares])
     outside = None if server_classes is None else "of another task"
-    problem = Problem(model, shares, sizes, guides, measures, loss, outside, server_classes)
+    problem = Problem(model, shares, sizes, guides, measures, loss, outside, server_classes, classes=tuple(classes))
     with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
         method = checked.method.name if strategy is None else type(strategy).__name__
         several = [callbacks] if callable(callbacks) else callbacks

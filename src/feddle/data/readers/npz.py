@@ -57,6 +57,15 @@ def from_arrays(path: Path | str, arrays: Mapping[str, Array]) -> Collection:
     return labelled_rows(str(path), pixels[0] if len(pixels) == 1 else torch.cat(pixels), texts)
 
 
+def read_images(path: Path) -> Tensor:
+    """The images of an archive, without their labels, as bytes (n, C, H, W)."""
+    arrays = _arrays(path)
+    found = _find(path, arrays, _NAMES["image"], "")
+    if found is None:
+        raise FeddleError(f"{path} has no array images; its arrays are {', '.join(arrays) or 'none'}; rename one")
+    return _pixels(path, found)
+
+
 def _arrays(path: Path) -> dict[str, Array]:
     """The arrays of an archive by name."""
     try:

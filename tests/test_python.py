@@ -150,6 +150,23 @@ def test_a_run_is_saved_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert feddle.write_report(["kept"], "page.html").read_text() == Path("kept/report.html").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_the_page_about_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image = pytest.importorskip("PIL.Image")  # noqa: N806
+    page = Path("docs/python.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    for i in range(60):
+        Image.new("L", (32, 32), 60 + 130 * (i % 2)).save(f"{i}.png")
+    rows = [f"{i}.png,{'ab'[i % 2]},{i // 2 % 4}" for i in range(60)]
+    Path("mine.csv").write_text("\n".join(["path,label,client", *rows]))
+    names: dict[str, Any] = {}
+    for block in page.split("```python\n")[1:]:
+        exec(compile(block.split("```")[0], "docs/python.md", "exec"), names)  # noqa: S102  # our own page
+    assert names["model"].class_names == ("a", "b")
+    assert feddle.simulate(names["make_model"](), names["clients"], strategy=names["FedBuffM"](), rounds=2).history
+    assert Path("both.html").is_file()
+
+
 def test_public_names_are_listed_and_documented() -> None:
     assert dir(feddle) == sorted(feddle.__all__)
     for name in set(feddle.__all__) - {"__version__"}:

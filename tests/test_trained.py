@@ -105,7 +105,7 @@ def test_open_data_gives_what_simulate_takes(shades: Path, tmp_path: Path) -> No
     assert data.test is not None
     assert sum(len(client) for client in data.clients) + len(data.server) + len(data.test) == 80
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
+    model: Any = nn.Sequential(nn.Flatten(), nn.Linear(256, 2))
     run = feddle.simulate(
         model, data.clients, server=data.server, test=data.test, classes=data.classes, per_round=4, rounds=5,
         workers=0, out=tmp_path / "run",

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 import feddle
 from feddle.core.errors import FeddleError
 from feddle.methods.strategy import Strategy
@@ -15,10 +13,11 @@ from feddle.records import CONFIG, HISTORY, MODEL, REPORT, START, json_digest, r
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, as_yaml, check_free, go_to_the_end, weights_of
 from feddle.run.load import read_yaml
-from feddle.run.plan import Config, SimulationPlan
+from feddle.run.plan import Config, Plan, SimulationPlan
 from feddle.run.problem import Problem
 from feddle.run.run import Listener, Run
 from feddle.run.simulate import simulated
+from feddle.run.trained import read_weights
 from feddle.runtimes.simulation import Simulation
 
 SIMULATION = "simulation"
@@ -39,7 +38,7 @@ def simulate_in(
     if begun:
         _require_same(tree, read_yaml(path / CONFIG), path)
         # in a notebook, the stopped run has already trained the model
-        problem.model.load_state_dict(load_file(path / (MODEL if folder.is_finished() else START)))
+        problem.model.load_state_dict(read_weights(path / (MODEL if folder.is_finished() else START))[0])
     run = simulated(plan, problem, strategy, scratch=path)
     run.folder, run.patience = path, patience
     with folder.locked():
@@ -51,11 +50,11 @@ def simulate_in(
             folder.replace(CONFIG, as_yaml(tree))
         folder.restore(run)
         go_to_the_end(run, folder, Pace(None), listener)
-        (path / START).unlink()
+        (path / START).unlink(missing_ok=True)
     return run
 
 
-def settings(plan: SimulationPlan, problem: Problem, strategy: str | None) -> dict[str, Any]:
+def settings(plan: Plan, problem: Problem, strategy: str | None) -> dict[str, Any]:
     """The config of a run that was started from Python. It names the model and the data, but cannot make them."""
     shapes = {name: list(tensor.shape) for name, tensor in problem.model.state_dict().items()}
     counts = {"server": problem.server, "test": problem.test}

@@ -44,7 +44,7 @@ def load_model(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     kind = started_in(path)
     if model is None and kind in ("simulation", "federation"):
         raise FeddleError(f"{path} holds a {kind}, which does not say how to make its model; pass it to load_model")
-    state, names = _read(path / MODEL)
+    state, names = read_weights(path / MODEL)
     if model is None:
         config = RunFolder(path).config()
         if not names:
@@ -59,7 +59,7 @@ def load_model(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     return model.eval()
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+def read_weights(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     """The weights in a file, and the names of the classes; nothing is unpickled."""
     if not path.is_file():
         raise FeddleError(f"there is no model {path}; name a folder of `feddle run` that has one")
@@ -83,7 +83,7 @@ def predict(run: Path | str, path: Path | str, batch_size: int = 250) -> list[Pr
     names, images = _open(Path(path), config.data.columns.image)
     labels = torch.zeros(len(names), dtype=torch.int64)
     examples = build_examples(Labelled(images, labels), labels, config.data, str(path), lazily=True)
-    found = []
+    found: list[tuple[int, float]] = []
     for index in in_order(len(names), batch_size):
         best = model(examples.take(index)[0]).softmax(1).max(1)
         found += zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -121,7 +121,8 @@ def test_arguments_come_from_the_options_and_from_feddle(own: str) -> None:
         ("feddle_own:", "expected an import path such as mypackage.module:Name, got 'feddle_own:'"),
         ("os.system:('x')", "expected an import path such as mypackage.module:Name"),
         ("feddle_own:nn", "expected a class or function at 'feddle_own:nn', found module"),
-        ("feddle_own:Empty", "expected a class with merge(model, arrivals, round), but Empty has none; add it"),
+        ("feddle_own:Empty", "expected a class with merge(model, arrivals, round); add it, or name another"),
+        ({"name": "os:system", "command": "touch executed"}, "os:system: expected a class with merge"),
         ("feddle_own:NeedsLr", "feddle_own:NeedsLr needs a value for 'lr'; add that key"),
         ({"name": "feddle_own:FedBuffM", "momentun": 1}, "unknown key 'momentun' of feddle_own:FedBuffM; did you mean"),
         ({"name": "feddle_own:FedBuffM", "x": 1}, "unknown key 'x' of feddle_own:FedBuffM; it takes momentum, lr"),
@@ -134,6 +135,7 @@ def test_a_mistake_is_one_line_that_names_the_key(method: Any, said: str) -> Non
     assert str(caught.value).startswith("mine.yaml: method: ")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not Path("executed").exists()
 
 
 def test_code_that_fails_is_one_line_and_writes_nothing(own: str, tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from command import FEDDLE, Said, run_feddle
-from feddle.cli.display import RunDisplay
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.state import load, without_prefix
@@ -31,6 +30,7 @@ from feddle.methods.options import AnyMethod
 from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.run.folder import RunFolder, go_to_the_end, resume_run, run_config
 from feddle.run.problem import Problem, build_problem
+from feddle.run.progress import RunDisplay
 from feddle.run.run import Line
 from feddle.run.simulate import simulated
 from feddle.runtimes.workers import WorkerPool

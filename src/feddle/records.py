@@ -22,6 +22,7 @@ CONFIG = "config.yaml"
 HISTORY = "history.jsonl"  # one HistoryLine for each round
 RESULT = "result.json"  # Result
 MODEL = "model.safetensors"
+START = "start.safetensors"  # the model before the first round, until a run that `simulate` started is finished
 CHECKPOINT = "checkpoint"
 REPORT = "report.html"
 STATUS = "status.json"  # Status, of a federation

@@ -10,7 +10,6 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +22,7 @@ from feddle.report.setting import remarks
 from feddle.report.tables import QUICK, footnotes, results
 from feddle.report.warnings import warnings
 from feddle.report.words import lead
+from feddle.run.progress import Display
 
 if TYPE_CHECKING:
     from feddle.grids.cells import Ended, Task
@@ -86,40 +86,6 @@ def terminal_table(grid: Grid, panel: Panel) -> Table:
             texts += [Text(entry.text + entry.marks, style)] * entry.span if entry.heading not in _NARROW else []
         shown.add_row(label, *texts)
     return shown
-
-
-class Display(Progress):
-    """Progress bars on stderr, so that the output on stdout can be piped. They are disabled without a terminal."""
-
-    def __init__(self, description: str = "{task.description:<10}", width: int = 40, *, quiet: bool = False) -> None:
-        console = Console(stderr=True, quiet=quiet)
-        super().__init__(
-            TextColumn(description),
-            BarColumn(bar_width=width),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-            disable=quiet or not console.is_terminal,
-        )
-
-
-class RunDisplay(Display):
-    """Shows the rounds of runs, one run after the other."""
-
-    def begin(self, label: str, rounds: int, done: int = 0) -> None:
-        """A run starts, or continues after some rounds."""
-        self.add_task(label, total=rounds, completed=done, state="")
-
-    def show(self, line: dict[str, Any]) -> None:
-        """A round is complete."""
-        run = self.tasks[-1]
-        self.update(run.id, completed=line["round"])
-        if (accuracy := line.get("accuracy")) is not None:
-            self.update(run.id, state=f"accuracy {accuracy:6.1%}")
-            if self.disable:
-                number = f"round {line['round']:>4}/{run.total}"
-                self.console.print(f"{run.description:<10} {number}  accuracy {accuracy:.1%}", highlight=False)
 
 
 class GridDisplay(Display):

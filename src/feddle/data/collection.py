@@ -53,6 +53,7 @@ class Collection:
     test: Labelled | None
     classes: int
     server: Labelled | None = None  # the server's own images, of the same classes; without them it takes some of `test`
+    names: tuple[str, ...] = ()  # of the classes, in order, if the data names them
 
 
 def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
@@ -117,7 +118,9 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
         raise FeddleError(f"{few}; raise data.test_share, or mark images with the split test")
     parts = torch.zeros(len(rows), dtype=torch.int64)
     parts[torch.from_numpy(chosen)] = Part.TEST
-    return replace(divided(collection.name, rows, parts, collection.classes), server=collection.server)
+    return replace(
+        divided(collection.name, rows, parts, collection.classes), server=collection.server, names=collection.names
+    )
 
 
 def validation_split(collection: Collection, count: int, seed: int) -> tuple[Collection, Labelled]:

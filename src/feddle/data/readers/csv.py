@@ -2,6 +2,7 @@
 
 import csv
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -72,6 +73,17 @@ def read_csv(path: Path, columns: Columns) -> Collection:
     return labelled_rows(str(path), Files.of(path.resolve().parent, values["image"]).require(), values)
 
 
+def read_image_paths(path: Path, column: str | None = None) -> Files:
+    """The image files that a table names; it needs no labels. Paths are relative to the table."""
+    require_pillow(str(path))
+    names, table = read_table(path)
+    found = next((name for name in ((column,) if column else USUAL["image"]) if name in names), None)
+    if found is None:
+        looked = column or " or ".join(USUAL["image"])
+        raise FeddleError(f"{path} has no column {looked}; it has {', '.join(names)}; rename the column of the images")
+    return Files.of(path.resolve().parent, [row[names.index(found)].strip() for _, row in table]).require()
+
+
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """The header of a CSV file, and its rows with their line numbers; blank lines are left out."""
     try:
@@ -112,7 +124,7 @@ def labelled_rows(name: str, images: Tensor | Pictures, columns: Mapping[Column,
         owners = torch.full((len(labels),), NOBODY)
         owners[known] = ranks([clients[i] for i in known])[0]
     parts = _parts(name, columns["split"]) if "split" in columns else None
-    collection = divided(name, Labelled(images, numbers, owners), parts, len(classes))
+    collection = replace(divided(name, Labelled(images, numbers, owners), parts, len(classes)), names=tuple(classes))
     if len(classes) < 2:
         raise FeddleError(f"{name} has only the class {classes[0]!r}; at least two classes are required")
     if missing := set(range(len(classes))) - set(collection.train.labels.tolist()):

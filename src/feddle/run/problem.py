@@ -13,7 +13,7 @@ from feddle.core.seeds import numpy_generator, seed_for
 from feddle.data.augmentation import Augment, crop_flip
 from feddle.data.collection import Collection, Labelled, among_drawn, drawn_split, held_out, validation_split
 from feddle.data.examples import Examples, Images, Selection, resize
-from feddle.data.options import Data, source_of
+from feddle.data.options import Data, read_data
 from feddle.data.partition import Partition, add_label_noise, is_natural
 from feddle.data.pictures import KeptPictures
 from feddle.run.plan import Config
@@ -67,7 +67,7 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
     train, tested = collection.train, collection.test
     assert tested is not None
     samples = min(1000, len(tested) // 2) if data.server.samples is None else data.server.samples
-    outside = source_of(data.server).read(quiet=quiet) if data.outside else None
+    outside = read_data(data.server, quiet=quiet) if data.outside else None
     own = collection.server if outside is None else outside.train  # rows that are only the server's
     taken = samples if own is None else 0
     share, test = drawn_split("data.server.samples", len(tested), taken, seed_for(seed, "server split"))
@@ -103,7 +103,7 @@ def build_model(config: Config, classes: int, *, quiet: bool = False) -> nn.Modu
 def build_collection(config: Config, *, quiet: bool = False) -> Collection:
     """The data of the clients that take part, and test images."""
     data, seed = config.data, config.seed
-    collection = source_of(data).read(quiet=quiet)
+    collection = read_data(data, quiet=quiet)
     if is_natural(data.partition, collection):
         collection = among_drawn(collection, config.clients.count, seed_for(seed, "clients"))
     if collection.test is None:

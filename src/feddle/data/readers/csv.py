@@ -112,7 +112,7 @@ def labelled_rows(name: str, images: Tensor | Pictures, columns: Mapping[Column,
         owners = torch.full((len(labels),), NOBODY)
         owners[known] = ranks([clients[i] for i in known])[0]
     parts = _parts(name, columns["split"]) if "split" in columns else None
-    collection = divided(name, Labelled(images, numbers, owners), parts, len(classes))
+    collection = divided(name, Labelled(images, numbers, owners), parts, len(classes), classes)
     if len(classes) < 2:
         raise FeddleError(f"{name} has only the class {classes[0]!r}; at least two classes are required")
     if missing := set(range(len(classes))) - set(collection.train.labels.tolist()):

@@ -27,10 +27,27 @@ class Part(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
-    """Images with their labels: bytes (n, C, H, W), or pictures that are decoded when used."""
+class Texts:
+    """Texts, which the model's tokenizer turns into tokens."""
 
-    images: Tensor | Pictures
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def select(self, index: Tensor) -> "Texts":
+        """Some of them."""
+        return Texts(tuple(self.texts[i] for i in index.tolist()))
+
+
+Inputs = Tensor | Pictures | Texts
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Images with their labels: bytes (n, C, H, W), or pictures that are decoded when used; or texts."""
+
+    images: Inputs
     labels: Tensor
     owners: Tensor | None = None  # which client each belongs to, numbered from 0, or NOBODY
     kinds: Tensor | None = None  # what a Dirichlet partition spreads, if not the labels

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from feddle.data.collection import Texts
 from feddle.data.kinds import kind_of
 from feddle.data.options import Data, read_data
 from feddle.data.partition import is_natural
@@ -38,7 +39,8 @@ def _look(data: Data) -> tuple[int, str]:
     collection = read_data(data)
     train, test = collection.train, collection.test
     count = len(train) + (0 if test is None else len(test))
-    held = f"{count:,} images of {collection.classes} classes"
+    what = "texts" if isinstance(train.images, Texts) else "images"
+    held = f"{count:,} {what} of {collection.classes} classes"
     if train.owners is not None and is_natural(data.partition, collection):
         clients = len(set(train.owners.tolist()))
         return clients, f"{collection.name}: {held}, {clients:,} clients in the data"

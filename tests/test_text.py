@@ -30,12 +30,17 @@ ROWS = [("the sun shines", "good", "a"), ("rain falls", "bad", "a"), ("warm toda
 def text_model(folder: Path) -> Path:
     """A BERT of a few numbers with the tokenizer of a few words, saved by transformers."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=8, **sizes)).save_pretrained(folder)
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
+    BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=8, **sizes)).save_pretrained(folder)  # type: ignore[no-untyped-call]
     words = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))  # noqa: S106 - a token of text
     words.pre_tokenizer = Whitespace()
     options = {"unk_token": "[UNK]", "pad_token": "[PAD]", "model_max_length": 8}
-    PreTrainedTokenizerFast(tokenizer_object=words, **options).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words, **options).save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder
 
 

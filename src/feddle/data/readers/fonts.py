@@ -30,7 +30,7 @@ def decode_fonts(folder: Path) -> dict[str, Tensor]:
         ]
         for i, row in enumerate(drawn):
             rows["train" if (i + owner) % _TEST else "test"].append(row)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for part, held in rows.items():
         images, labels, owners = zip(*held, strict=True)
         tensors |= {f"{part}_images": torch.stack(images), f"{part}_labels": torch.tensor(labels)}

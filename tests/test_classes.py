@@ -101,10 +101,12 @@ def test_a_class_is_out_of_domain_only_if_it_is_another_one() -> None:
     assert outside(name="mnist", classes=EVEN)
 
 
-def test_without_classes_a_config_keeps_its_hash() -> None:
+def test_without_classes_a_config_keeps_its_hash_and_with_them_its_file() -> None:
     assert "classes" not in tiny().data.model_dump()
     assert "classes" not in tiny().data.server.model_dump()
-    assert config_hash(tiny()) != config_hash(tiny(data=digits(classes=EVEN)))
+    chosen = tiny(data=digits({"name": "digits", "classes": ODD}, classes=["1", 2]))
+    assert config_hash(chosen) != config_hash(tiny())
+    assert parse_config(chosen.model_dump(mode="json")) == chosen
     assert facts(tiny(data=digits(classes=[1, 2])).model_dump(mode="json"))["data set"] == "digits (classes 1, 2)"
 
 

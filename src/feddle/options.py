@@ -16,6 +16,11 @@ def no_bool(value: Any) -> Any:
     return value
 
 
+def is_none(value: Any) -> bool:
+    """The `exclude_if` of a key that was added later, so that configs without it keep their hash."""
+    return value is None
+
+
 # the bounds catch typing errors: an error message now is better than an overflow hours later
 Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e36)]  # times 100 is still a float32
 NonNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1e6)]

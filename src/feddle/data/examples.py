@@ -49,6 +49,21 @@ class Images:
 
 
 @dataclass(frozen=True, eq=False)
+class Tokens:
+    """Texts as token ids (n, length)."""
+
+    ids: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Examples`."""
+        return self.ids[index], self.labels[index]
+
+
+@dataclass(frozen=True, eq=False)
 class Selection:
     """Some of a set's examples, by index: a client's share, or the server's."""
 

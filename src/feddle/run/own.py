@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from feddle.data.collection import Texts
 from feddle.data.examples import Examples
 from feddle.data.kinds import kind_of
-from feddle.data.options import Data, source_of
+from feddle.data.options import Data, read_data
 from feddle.data.partition import is_natural
 from feddle.run.load import parse_config, read_yaml
 from feddle.run.plan import Config
@@ -66,10 +67,11 @@ def _with_data(tree: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _look(data: Data) -> tuple[int, str]:
     """The number of clients that the data has or suits, and one line about its content."""
-    collection = source_of(data).read()
+    collection = read_data(data)
     train, test = collection.train, collection.test
     count = len(train) + (0 if test is None else len(test))
-    held = f"{count:,} images of {collection.classes} classes"
+    what = "texts" if isinstance(train.images, Texts) else "images"
+    held = f"{count:,} {what} of {collection.classes} classes"
     if train.owners is not None and is_natural(data.partition, collection):
         clients = len(set(train.owners.tolist()))
         return clients, f"{collection.name}: {held}, {clients:,} clients in the data"

@@ -21,12 +21,14 @@ import feddle
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, main_metric, reached
-from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn
+from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn, with_classes
 from feddle.records import summary
 from feddle.report.benefits import is_clear, joining
 from feddle.report.grid import grid_of_runs
 from feddle.report.page import page
 from feddle.run.per_client import weighted
+from feddle.run.problem import build_problem
+from feddle.run.simulate import simulated
 from feddle.training.metrics import confusion, details, label_f1, measured, task_of
 from feddle.training.scorers import apply, scorers
 from feddle.training.train import Score
@@ -229,6 +231,53 @@ def test_further_metrics_are_in_the_history_and_in_the_result() -> None:
         outputs = run.problem.model.eval()(POINTS[400:])
     assert found["bias"] == bias(outputs, (SUM[400:] > 0).long())
     assert run.result["last"]["matthews_corrcoef"] == found["matthews_corrcoef"]
+
+
+def test_a_metric_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_metrics.py").write_text("ONE = 1\ndef share(outputs, targets): return len(targets) / 1000\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = simulated(tiny(metrics=["own_metrics:share"]), problem := build_problem(tiny()))
+    run.go()
+    assert problem.test is not None
+    assert run.result["last"]["own_metrics:share"] == len(problem.test) / 1000
+    for name, reason in (("ONE", "expected a function at 'own_metrics:ONE', found int"), ("share_", "has no 'share_'")):
+        with pytest.raises(FeddleError, match=f"metrics: .*{reason}"):
+            scorers([f"own_metrics:{name}"])
+
+
+def test_without_the_new_keys_a_config_keeps_its_hash() -> None:
+    kept = tiny().model_dump()
+    assert ("metrics" in kept, "clients" in kept["evaluation"], "proximal" in kept["training"]) == (False,) * 3
+    assert (tiny().evaluation.most_clients, tiny(evaluation={"clients": 0}).evaluation.most_clients) == (200, 0)
+
+
+@pytest.mark.parametrize("averaging", [0.0, 0.9])
+def test_a_run_that_ends_between_evaluations_measures_its_last_model(averaging: float) -> None:
+    labels = (SUM > 0).long()
+    more = {"evaluation": {"every": 3}, "averaging": averaging, "metrics": [bias]}
+    run = simulated_run(labels, by_name=True, callbacks=lambda line: line["round"] == 2, **more)
+    assert ["test_loss" in line for line in run.history] == [False, False]
+    with torch.no_grad():
+        outputs = run.problem.model.eval()(POINTS[400:])
+    right = outputs.argmax(1) == labels[400:]
+    clients, last = run.result["clients"], run.result["last"]
+    assert (last["accuracy"], last["bias"]) == (right.double().mean().item(), bias(outputs, labels[400:]))
+    own = right[torch.tensor([owner == "east" for owner in HOSPITALS[400:]])]
+    assert clients["scores"][0] == pytest.approx(own.double().mean().item(), abs=1e-6)
+    assert sum(row[i] for i, row in enumerate(run.result["classes"]["confusion"])) == right.sum()
+
+
+def test_a_run_in_words_has_its_main_metric() -> None:
+    run = simulated_run(SUM[:, None], 1, loss=F.mse_loss)
+    error = f"{run.result['mae']:.3g}"
+    assert f"rounds 4, mean absolute error {error}, last mean absolute error " in repr(run)
+    assert run.plot().get_ylabel() == "mean absolute error"
+
+
+def test_chosen_classes_keep_the_names_of_the_clients() -> None:
+    rows = Labelled(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 0, 1]))
+    chosen = with_classes(Collection("some", rows, None, 3, client_names=("a", "b")), [0, 2], "data.classes")
+    assert (chosen.names, chosen.client_names, chosen.classes) == (("0", "2"), ("a", "b"), 2)
 
 
 def not_finite(outputs: Tensor, targets: Tensor) -> float:  # noqa: ARG001

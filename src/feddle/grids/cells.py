@@ -107,8 +107,11 @@ def _guide(cell: Cell, given: Mapping[str, str]) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """The SHA-256 of a config without seed, workers and checkpoints."""
-    return json_digest(config.model_dump(mode="json", exclude=_HOW))
+    """The SHA-256 of a config without seed, workers and checkpoints, and without options that are null.
+
+    So a new option that is off by default does not change the hash of earlier runs.
+    """
+    return json_digest(config.model_dump(mode="json", exclude=_HOW, exclude_none=True))
 
 
 def described(planned: Planned) -> CellEntry:

@@ -12,7 +12,7 @@ from feddle.report.numbers import listed
 
 # Each fact is a phrase with the values of config keys, and further parts that are left out if a value is missing.
 _FACTS = {
-    "data set": ("{data.name}", " ({data.path})"),
+    "data set": ("{data.name}", " ({data.path})", " (classes {data.classes})"),
     "clients": ("{clients.count} clients", " ({clients.per_round} per round)"),
     "partition": ("{data.partition.name} partition", " with α = {data.partition.alpha}"),
     "delay": ("delay σ = {delays.sigma}", " per {delays.per}"),
@@ -68,7 +68,7 @@ def _text(value: object, key: str, share: str) -> str:
     if share:
         return f"{100 * number:g} %" if (number := finite(value)) else ""
     if isinstance(value, list):
-        return "–".join(map(str, value))
+        return (", " if key.endswith("classes") else "–").join(map(str, value))
     if isinstance(value, str):
         return PurePath(value).name if key.endswith("path") else value
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else ""

@@ -83,14 +83,17 @@ class Diagnostics:
         return {"noise_to_signal": float((fmean(local) + spread) / mean.square().sum().clamp(min=1e-30))}
 
     def _client_gradient(self, model: Weights, client: int) -> tuple[Tensor, float]:
-        """∇F_j (d,), and the variance σ_l² of a mini-batch's gradient around it."""
+        """∇F_j (d,), and the variance σ_l² of a mini-batch's gradient around it; one batch at a time (Welford)."""
         problem = self.problem
         objective = TaskObjective(problem.model, self.layout, problem.clients[client], problem.loss)
-        batches = in_order(len(objective), self.batch_size)
-        gradients = torch.stack([objective.loss_and_gradient(model, index)[1] for index in batches])
-        shares = torch.tensor([len(index) / len(objective) for index in batches])[:, None].to(gradients.device)
-        mean = (shares * gradients).sum(0)
-        return mean, float((shares * (gradients - mean).square()).sum())
+        mean, spread, seen = torch.zeros_like(model.vector), 0.0, 0
+        for index in in_order(len(objective), self.batch_size):
+            gradient = objective.loss_and_gradient(model, index)[1]
+            seen += len(index)
+            step = gradient - mean
+            mean = mean + (len(index) / seen) * step
+            spread += len(index) * float(step @ (gradient - mean))
+        return mean, spread / seen
 
     def _norms(self, model: Weights, arrivals: Sequence[Arrival]) -> dict[str, Any]:
         """Theorem 1's C_max: ‖∇F_j‖² at the model that a client started from, relative to the current model."""

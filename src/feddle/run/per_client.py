@@ -94,7 +94,7 @@ class PerClient:
 
     def alone(self, client: int, start: Weights, epochs: int) -> float | None:
         """The score, for a client, of the model that it trains alone from `start`."""
-        problem, recipe = self.problem, self.recipe.model_copy(update={"epochs": epochs, "proximal": 0.0})
+        problem, recipe = self.problem, self.recipe.model_copy(update={"epochs": epochs, "proximal": None})
         seed = seed_for(self.seed, "alone")
         work = ClientWork(problem.model, self.layout, problem.clients, recipe, problem.loss, seed, problem.augment)
         update = work(Job(client, 0, 0), start)

@@ -26,7 +26,8 @@ from feddle.run.load import validated
 from feddle.run.per_client import PerClient
 from feddle.run.plan import SimulationPlan
 from feddle.run.problem import PartitionedClients, Problem
-from feddle.run.run import Listener, Run, build_server, resolve_device
+from feddle.run.progress import RunDisplay, is_watched
+from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
@@ -42,7 +43,7 @@ Data = Examples | Dataset[Any]
 
 
 def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
-    """Split a data set into clients for `simulate`: `clients` has the name of each example's client.
+    """Split `data` into clients for `simulate`: `clients` has the name of each example's client.
 
     Names may be any values. Clients are numbered in the order of their names.
     """
@@ -55,7 +56,11 @@ def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
 def by_dirichlet(
     data: Data, labels: Sequence[int] | Tensor, clients: int, *, alpha: float = 0.1, seed: int = 0
 ) -> Sequence[Examples]:
-    """Split a data set into clients for `simulate`: each label is distributed in Dirichlet(α) proportions."""
+    """Split `data` into clients for `simulate`: each label is distributed in Dirichlet(α) proportions.
+
+    `labels` has a number for each example, `clients` is the number of clients, and `seed` determines the split. The
+    smaller `alpha` is, the fewer clients share a label.
+    """
     examples = as_examples(data)
     _require_one_each(examples, labels, "label")
     try:
@@ -82,35 +87,54 @@ def simulate(
     loss: Loss = F.cross_entropy,
     task: Task | None = None,
     metrics: Sequence[str | MetricFunction] = (),
+    classes: Sequence[str] = (),
     per_round: int = 10,
     strategy: Strategy | None = None,
-    listener: Listener | None = None,
+    out: Path | str | None = None,
+    callbacks: Listener | Sequence[Listener] = (),
+    patience: int | None = None,
+    progress: bool | None = None,
     scratch: Path | None = None,
     **plan: Any,
 ) -> Run[Simulation]:
-    """Train `model` in place on the clients' data, guided by the server's.
+    """Train `model` in place on the clients' data, guided by the server's. Returns the `Run`.
 
-    `clients` has one torch dataset of (input, target) pairs per client. `server` is the server's own data, and the
-    model is measured on `test`; if both `clients` and `test` come from `by_client`, also for each client on its own
-    test data. If the server's labels belong to another task, `server_classes` is their number of classes. `metrics` are
-    names of scikit-learn's scorers, and functions of all outputs and targets that return a number. `task` is `classes`,
-    `labels` or `numbers`, if the targets and the loss do not show it.
-
-    `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`,
-    `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. `strategy`
-    is your own method and replaces `method`. `scratch` is a folder for data that does not fit in memory.
+    model: any module. After the call it holds the trained weights.
+    clients: one data set per client: a map-style torch dataset of (input, target) pairs. An input is a tensor, or a
+        tuple or dict of tensors. The model is called with the batch of it: model(inputs), model(*inputs) for a tuple,
+        model(**inputs) for a dict.
+    server: the server's own data, which guides the merge.
+    test: the data on which the model is measured. If it and `clients` come from `by_client`, the model is also measured
+        for each client on its own test data.
+    server_classes: number of classes of the server's labels, if they belong to another task than the clients'.
+    loss: a function of (outputs, targets) that returns the mean loss of a batch.
+    task: `classes`, `labels` or `numbers`, if the targets and the loss do not show what the model predicts.
+    metrics: further metrics: names of scikit-learn's scorers, import paths (`module:name`) of functions, and functions.
+        A function gets all outputs and targets of the test data, and returns a number.
+    classes: the names of the classes, which are stored with the model in `out`.
+    per_round: number of clients sampled each round.
+    strategy: your own method, an object with `merge`; it replaces `method`.
+    out: a folder for the run. Called again with the same `out`, a stopped run continues and a finished one is loaded.
+    callbacks: functions (or one) that get each line of history, a dict. One that returns True ends the run.
+    patience: end the run after this many evaluations in a row without a better main metric: accuracy, F1 of labels,
+        or, lower being better, the mean absolute error of numbers or the test loss.
+    progress: whether to show progress; by default in a terminal or a notebook.
+    scratch: a folder for data that does not fit in memory, if there is no `out`.
+    plan: the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`, `diagnostics`,
+        `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options), `workers` and `device`.
     """
     _check_model(model)
     if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
-    named = [metric for metric in metrics if isinstance(metric, str)]
+    if patience is not None and not (type(patience) is int and patience > 0 and test is not None):
+        raise FeddleError(f"simulate: patience must be a whole number from 1 up, with test data, got {patience!r}")
     if task not in (None, *get_args(Task)):
         raise FeddleError(f"simulate: task must be one of {', '.join(get_args(Task))}, got {task!r}")
-    tree = {**plan, "metrics": named, "clients": {"count": len(clients), "per_round": per_round}}
+    named = [metric for metric in metrics if isinstance(metric, str)]
+    tree = {**plan, "metrics": named or None, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
     names: Sequence[str] = getattr(clients, "names", ())
-    owners = _owners(test, names) if isinstance(test, PartitionedClients) else None
-    whole: Any = test.examples if isinstance(test, PartitionedClients) else test
+    whole, owners = _owned(test, names)
     guides, measures = (None if data is None else as_examples(data) for data in (server, whole))
     for name, examples in (("server", guides), ("test", measures)):
         if examples is not None and not len(examples):
@@ -122,21 +146,46 @@ def simulate(
         *(model, shares, sizes, guides, measures, loss, outside, server_classes),
         task=task,
         test_owners=owners,
+        classes=tuple(classes),
         client_names=names,
         metrics=[metric for metric in metrics if not isinstance(metric, str)],
     )
-    run = simulated(checked, problem, strategy, scratch=scratch)
-    run.go(listener)
-    return run
+    with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
+        method = checked.method.name if strategy is None else type(strategy).__name__
+        several = [callbacks] if callable(callbacks) else callbacks
+        listener = _listener(display, method, checked.rounds, several)
+        if out is not None:
+            from feddle.run.library import simulate_in  # it needs this module
+
+            return simulate_in(Path(out), checked, problem, strategy, listener, patience)
+        run = simulated(checked, problem, strategy, scratch=scratch)
+        run.patience = patience
+        run.go(listener)
+        return run
 
 
-def _owners(test: PartitionedClients, names: Sequence[str]) -> Tensor:
-    """The client of each test example; NOBODY for a name that no client has."""
+def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence[Listener]) -> Listener:
+    """Shows each line of history and calls the callbacks; True if one of them returned it."""
+
+    def listen(line: Line) -> bool:
+        if not display.tasks:
+            display.begin(method, rounds, line["round"] - 1)
+        display.show(line)
+        asked = [callback(line) is True for callback in callbacks]  # all of them are called
+        return any(asked)
+
+    return listen
+
+
+def _owned(test: Any, names: Sequence[str]) -> tuple[Any, Tensor | None]:
+    """The test data, and the client of each example if it comes from `by_client`: NOBODY for an unknown name."""
+    if not isinstance(test, PartitionedClients):
+        return test, None
     numbers = {name: number for number, name in enumerate(names)}
     owners = torch.full((len(test.examples),), NOBODY)
     for number, name in enumerate(test.names):
         owners[test.partition[number]] = numbers.get(name, NOBODY)
-    return owners
+    return test.examples, owners
 
 
 def _check_model(model: nn.Module) -> None:
@@ -150,7 +199,7 @@ def _check_model(model: nn.Module) -> None:
     tensors = [*model.parameters(), *model.buffers()]
     if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
         found = "has lazy layers or is on the meta device, so it has no weights"
-        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load them")
+        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load its weights")
 
 
 def simulated(

@@ -1,4 +1,4 @@
-"""Metrics that users choose: the scorers of scikit-learn by name, and their own functions."""
+"""Metrics that users choose: the scorers of scikit-learn by name, and their own functions, also by import path."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,6 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from feddle.core.errors import FeddleError, did_you_mean, one_line
+from feddle.core.importing import imported, is_import_path
 from feddle.training.metrics import labels_of
 from feddle.training.train import Score
 
@@ -15,14 +16,20 @@ Scorer = Callable[[Score], float]
 
 
 def scorers(chosen: Sequence[str | MetricFunction]) -> dict[str, Scorer]:
-    """The metrics by name. A function is called with all outputs and targets, and has the name of its definition."""
+    """The metrics by name. A function is called with all outputs and targets, and has the name of its definition.
+
+    A text with a colon is the import path of a function, and is its name too.
+    """
     found: dict[str, Scorer] = {}
     for each in chosen:
         name = each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__)
         if not (isinstance(each, str) or callable(each)) or name == "<lambda>" or name in found:
             what = "twice the metric" if name in found else "the metric"
             raise FeddleError(f"metrics: expected different names and functions made with def, got {what} {name!r}")
-        found[name] = _scikit_learn(each) if isinstance(each, str) else partial(_own, each)
+        if isinstance(each, str):
+            found[name] = partial(_own, _imported(each)) if is_import_path(each) else _scikit_learn(each)
+        else:
+            found[name] = partial(_own, each)
     return found
 
 
@@ -41,6 +48,18 @@ def apply(chosen: Mapping[str, Scorer], score: Score) -> dict[str, float | None]
 
 def _own(function: MetricFunction, score: Score) -> float:
     return function(score.outputs, score.targets)
+
+
+def _imported(path: str) -> MetricFunction:
+    try:
+        function: MetricFunction = imported(path)
+    except FeddleError as error:
+        raise FeddleError(f"metrics: {error}") from error
+    if not callable(function):
+        raise FeddleError(
+            f"metrics: expected a function at {path!r}, found {type(function).__name__}; name another one"
+        )
+    return function
 
 
 def _scikit_learn(name: str) -> Scorer:

@@ -17,8 +17,8 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, torch_generator
-from feddle.data.examples import Examples, are_finite
-from feddle.options import Count, NonNegative, Options, Positive
+from feddle.data.examples import Examples, Inputs, are_finite
+from feddle.options import Count, NonNegative, Options, Positive, is_none
 from feddle.training.kernels import Optimizer, make_optimizer
 from feddle.training.metrics import Task, measured, task_of
 
@@ -34,10 +34,11 @@ class Recipe(Options):
     epochs: Count = Field(5, description="passes over the client's data")
     batch_size: Count = Field(32, description="examples per batch")
     weight_decay: NonNegative = Field(0.0, description="weight decay, added to the gradient")
-    proximal: NonNegative = Field(
-        0.0,
+    proximal: NonNegative | None = Field(
+        None,
+        exclude_if=is_none,
         description="weight (μ) of FedProx's term μ/2·‖w − start of the job‖², which keeps a client near the server's "
-        "model; `fedavg` with it is FedProx",
+        "model; `fedavg` with it is FedProx; by default 0",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
@@ -54,6 +55,15 @@ class Recipe(Options):
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def outputs_of(model: nn.Module, inputs: Inputs) -> Tensor:
+    """The outputs for a batch: model(inputs), model(*inputs) for a tuple or list, model(**inputs) for a dict."""
+    device = next(model.parameters()).device
+    if isinstance(inputs, dict):
+        return model(**{name: part.to(device) for name, part in inputs.items()})  # type: ignore[no-any-return]
+    several = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return model(*(part.to(device) for part in several))  # type: ignore[no-any-return]
 
 
 def forget_batches(model: nn.Module) -> None:
@@ -107,7 +117,7 @@ def train_by_epoch(
             inputs, targets = examples.take(index)
             model.zero_grad(set_to_none=True)
             with recipe.arithmetic(device):
-                value = loss(model(inputs.to(device)), targets.to(device))
+                value = loss(outputs_of(model, inputs), targets.to(device))
             if negligible is None or value.item() > negligible:
                 value.backward()  # type: ignore[no-untyped-call]
                 for parameter, start in starts:
@@ -194,8 +204,8 @@ def evaluate(
     device = next(model.parameters()).device
     total, found = 0.0, []
     for index in in_order(len(examples), batch_size):
-        inputs, targets = (part.to(device) for part in examples.take(index))
-        outputs = model(inputs)
+        inputs, targets = examples.take(index)
+        targets, outputs = targets.to(device), outputs_of(model, inputs)
         total += loss(outputs, targets).item() * len(index)
         found.append((outputs.cpu(), targets.cpu()))
     outputs, targets = (torch.cat(parts) for parts in zip(*found, strict=True))

@@ -312,7 +312,7 @@ def test_jpegs_are_decoded_in_the_order_of_class_and_name(tmp_path: Path, inside
 def test_a_pipe_among_jpegs_is_not_opened(tmp_path: Path) -> None:
     write_chest(tmp_path)
     os.mkfifo(tmp_path / "train" / "NORMAL" / "pipe.jpeg")
-    with pytest.raises(Unusable, match=r"pipe.jpeg is no regular file"):
+    with pytest.raises(Unusable, match=r"pipe.jpeg is not a regular file"):
         jpegs_hash(tmp_path)
 
 

@@ -115,7 +115,7 @@ BAD: list[tuple[str, str]] = [
     ("training.lr=true", "training.lr: expected a number, got True"),
     ("model={channels: [4, 4, 4, 4, 4, 4], pools: 6}", "lower model.pools"),
     ("method.atlas_size=100000000", "lower method.atlas_size"),
-    ("data={name: digits, folder: ~nobody-of-that-name/x}", "names a home that does not exist"),
+    ("data={name: digits, folder: ~nobody-of-that-name/x}", "refers to a user that does not exist"),
     ("data={name: digits, folder: /no/such/folder}", "there is no folder /no/such/folder"),
     ("method.atlas_sise=3", "method: unknown key 'atlas_sise'; did you mean 'atlas_size'?"),
     ("round=3", "unknown key 'round'; did you mean 'rounds'?"),
@@ -401,10 +401,10 @@ def test_every_option_reaches_what_it_is_for() -> None:
         {"method": {"name": "fedbuff", "buffer_size": 3, "lr": 0.5, "staleness": "constant"}}
     ).server.strategy
     assert isinstance(fedbuff, FedBuff)
-    assert (fedbuff.buffer_size, fedbuff.lr, fedbuff.staleness) == (3, 0.5, "constant")
+    assert fedbuff.options == FedBuffOptions(buffer_size=3, lr=0.5, staleness="constant")
     fedavg = parts({"method": {"name": "fedavg", "late": "average_models"}}).server.strategy
     assert isinstance(fedavg, FedAvg)
-    assert fedavg.late == "average_models"
+    assert fedavg.options.late == "average_models"
     searches: dict[str, Any] = {"annealed": AnnealedSearch(lr=0.01), "lbfgs": LbfgsSearch(iterations=5)}
     for name, search in searches.items():
         other = parts({"method": {"search": name}}).server.strategy
@@ -704,7 +704,7 @@ def test_an_error_is_one_printable_line_and_keeps_its_end(words: list[str], end:
 def test_a_nul_from_yaml_is_not_echoed(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text('data: {name: csv, path: "a\\0b"}')
     assert run_feddle("run", tmp_path / "c.yaml").err == (
-        "feddle: data.name is csv, but there is no regular file a\\x00b to read the data from; correct data.path, "
+        "feddle: data.name is csv, but there is not a regular file a\\x00b to read the data from; correct data.path, "
         "or set data.name to one of csv, images, npz, huggingface\n"
     )
 

@@ -287,16 +287,22 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         folders(images=["train/a/1.png", "train/b/1.png", "test/c/1.png"]),
         "has no training image of the class 'c'",
     ),
-    "a pipe among the images": (pipe("mine/a/x.png"), "mine/a/x.png is no regular file, or a broken link; remove it"),
-    "a pipe further down": (pipe("mine/a/more/x.png"), "more/x.png is no regular file, or a broken link; remove it"),
-    "a device": (link("mine/a/x.png", "/dev/zero"), "mine/a/x.png is no regular file, or a broken link; remove it"),
-    "a broken link": (link("mine/a/x.png", "gone.png"), "mine/a/x.png is no regular file, or a broken link; remove it"),
+    "a pipe among the images": (
+        pipe("mine/a/x.png"),
+        "mine/a/x.png is not a regular file, or a broken link; remove it",
+    ),
+    "a pipe further down": (pipe("mine/a/more/x.png"), "more/x.png is not a regular file, or a broken link; remove it"),
+    "a device": (link("mine/a/x.png", "/dev/zero"), "mine/a/x.png is not a regular file, or a broken link; remove it"),
+    "a broken link": (
+        link("mine/a/x.png", "gone.png"),
+        "mine/a/x.png is not a regular file, or a broken link; remove it",
+    ),
     "a pipe in a table": (
         lambda f: broken_table(f, cell(7, 0, pipe("mine/x.png")(f) + "/x.png")),
         "mine/x.png; correct its path or leave it out",
     ),
-    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "data.name is csv, but there is no regular file"),
-    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "data.name is npz, but there is no regular file"),
+    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "data.name is csv, but there is not a regular file"),
+    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "data.name is npz, but there is not a regular file"),
     "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "has too few images (2) to hold out 0.2 of them"),
     "not an archive": (file_with("mine.npz", b"PK nothing"), "as a NumPy archive without pickled objects"),
     "pickles": (
@@ -318,7 +324,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         archive(pictures=GREY),
         "mine.npz holds no images: its arrays are pictures; it should hold images and",
     ),
-    "no labels": (archive(images=GREY), "mine.npz has no labels; add that array"),
+    "no labels": (archive(images=GREY), "mine.npz has no labels; add an array `labels`"),
     "floats": (archive(images=GREY / 255, labels=TWO), "images should be uint8 (0 to 255), not float64"),
     "flat images": (archive(images=GREY.reshape(4, 64), labels=TWO), "not (4, 64)"),
     "too few labels": (archive(images=GREY, labels=TWO[:3]), "labels has the shape (3,), but there are 4 images"),
@@ -448,7 +454,7 @@ def test_natural_clients_need_data_that_names_them(tmp_path: Path) -> None:
 
 def test_a_name_that_does_not_fit_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(
-        FeddleError, match=r"data.name is csv, but there is no regular file .*; correct data.path, or set data.name"
+        FeddleError, match=r"data.name is csv, but there is not a regular file .*; correct data.path, or set data.name"
     ):
         build_collection(config_of(tmp_path))
     with pytest.raises(FeddleError, match=r"no regular file .*gone to read the data from; correct data.path"):
@@ -726,7 +732,7 @@ def test_an_image_that_pillow_warns_of_is_decoded_in_silence(tmp_path: Path) -> 
 
 def test_a_pipe_that_takes_the_place_of_an_image_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.png")
-    with pytest.raises(FeddleError, match=r"x.png is no regular file, or it is missing; leave it out"):
+    with pytest.raises(FeddleError, match=r"x.png is not a regular file, or it is missing; leave it out"):
         Files.of(tmp_path, ["x.png"]).decode(0, 28, 3)
 
 

@@ -92,7 +92,7 @@ def test_theta_is_fitted_where_the_search_starts_and_goes_on_from_there() -> Non
     for _ in range(15):
         few.begin(start, seed=0)
         losses.append(full_pass(few, start)[0])
-    # starting from zeros the loss was ln 2; a few steps lower it, and each warm start goes on towards the optimum
+    # starting from zeros the loss was ln 2; a few steps lower it, and each warm start continues towards the optimum
     assert best < losses[-1] < losses[0] - 0.05 < 0.6931
     assert losses == sorted(losses, reverse=True)
 

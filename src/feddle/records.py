@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, cast, get_type_hints
+from typing import Annotated, Any, NotRequired, Required, cast, get_type_hints
 
 import yaml
 from pydantic import AfterValidator, Field, OnErrorOmit, TypeAdapter, ValidationError
@@ -22,8 +22,10 @@ CONFIG = "config.yaml"
 HISTORY = "history.jsonl"  # one HistoryLine for each round
 RESULT = "result.json"  # Result
 MODEL = "model.safetensors"
+START = "start.safetensors"  # the model before the first round, until a run that `simulate` started is finished
 CHECKPOINT = "checkpoint"
 REPORT = "report.html"
+STATUS = "status.json"  # Status, of a federation
 # Files of a comparison, which has a run folder for each method
 COMPARISON = "compare.yaml"  # the config of each method
 # Files of a grid, which has a run folder for each cell and seed
@@ -44,6 +46,7 @@ class HistoryLine(TypedDict, total=False):
     round: Annotated[int, Field(ge=0, lt=_LARGEST)]
     version: int
     arrivals: int
+    nodes: int  # connected, in a federation
     staleness: list[int]  # of each update that arrived, in rounds
     bytes_up: Number  # sent by the clients since the run began
     bytes_down: Number  # sent to the clients since the run began
@@ -131,7 +134,7 @@ class AxisValue(TypedDict):
 class GridRecord(TypedDict, total=False):
     """A grid: its axes, the last of which gives the rows, and its cells by name."""
 
-    grid: str
+    grid: Required[str]
     title: str
     note: str
     figure: list[str]  # fields of the history to draw besides accuracy
@@ -139,6 +142,37 @@ class GridRecord(TypedDict, total=False):
     quick: bool
     asked: list[str]  # the commands that filled it
     cells: dict[str, CellEntry]
+
+
+class NodeStatus(TypedDict):
+    """One node of a federation."""
+
+    node: str
+    client: int
+    state: str
+    version: int | None  # that its job started from
+    staleness: int | None  # of its last update
+    done: int
+    failed: int
+    why: str  # the reason of its last failure
+
+
+class Status(TypedDict):
+    """The current state of a federation."""
+
+    method: str
+    version: int
+    rounds: int
+    accuracy: float | None
+    arrived: int  # updates for the next merge
+    wanted: int
+    under_way: int
+    nodes: list[NodeStatus]
+    turned_away: int
+    dropped: dict[str, int]  # jobs without an update, by reason
+    refused: dict[str, int]  # updates, by reason
+    pid: int
+    at: float  # when it was written, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -226,23 +260,34 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def read_result(folder: Path) -> Result:
-    """The result of a run; empty if it is missing or damaged."""
-    return cast(Result, read_mapping(folder / RESULT))
+    """The result of a run, without fields that are missing or damaged."""
+    return cast(Result, _checked(read_mapping(folder / RESULT), Result))
 
 
 def read_cell(folder: Path) -> CellRecord:
-    """What produced the run in a folder; empty if that is missing or damaged."""
-    found, kinds = read_mapping(folder / CELL), {"data": dict, "clock": list}
-    whole = all(isinstance(found[name], kind) for name, kind in kinds.items() if name in found)
-    return cast(CellRecord, found if whole else {})
+    """What produced the run in a folder, without fields that are missing or damaged."""
+    return cast(CellRecord, _checked(read_mapping(folder / CELL), CellRecord))
+
+
+def read_status(folder: Path) -> Status | None:
+    """The state of the federation in a folder; None if it is missing or damaged."""
+    with suppress(ValidationError):
+        return TypeAdapter(Status).validate_python(read_mapping(folder / STATUS), strict=True)
+    return None
+
+
+def parse_line(text: str) -> HistoryLine:
+    """A line of the history, without fields that are missing or damaged."""
+    return cast(HistoryLine, _checked(parse_mapping(text), HistoryLine))
 
 
 def read_grid_record(folder: Path) -> GridRecord:
-    """The record of a grid; ValueError, KeyError or TypeError if it is damaged."""
-    found = json.loads((folder / GRID).read_bytes())
-    if not isinstance(found["cells"], dict):
-        raise TypeError("cells is not a mapping")
-    return cast(GridRecord, found)
+    """The record of a grid; ValueError if it is damaged."""
+    try:
+        return TypeAdapter(GridRecord).validate_python(json.loads((folder / GRID).read_bytes()), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def write_record(path: Path, record: Mapping[str, Any], indent: int = 2) -> None:

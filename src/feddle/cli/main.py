@@ -1,5 +1,6 @@
 """The `feddle` command: run methods, compare them, and show the results."""
 
+import csv
 import json
 import os
 import sys
@@ -11,14 +12,23 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from feddle.cli.display import RunDisplay, error_line, print_table, stop
+from feddle.cli.display import error_line, print_table, stop
 from feddle.cli.federation import federation
-from feddle.cli.options import PATH, folder_argument, names_in, overrides_option, quiet_option, track_option
+from feddle.cli.options import (
+    PATH,
+    folder_argument,
+    folder_name,
+    names_in,
+    overrides_option,
+    quiet_option,
+    track_option,
+)
 from feddle.cli.reports import report, report_on
 from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.data.kinds import ENDINGS
 from feddle.records import COMPARISON, CONFIG, REPORT
+from feddle.run.progress import RunDisplay
 from feddle.version import __version__
 
 if TYPE_CHECKING:
@@ -82,7 +92,7 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
 def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> None:
     """Run the federation that a YAML file (CONFIG) describes."""
     config, stem = _load(**options)
-    out = out or _new_folder(f"{stem}-{config.method.name}-seed{config.seed}")
+    out = out or _new_folder(f"{stem}-{folder_name(config.method.name)}-seed{config.seed}")
     from feddle.run.folder import check_free, run_config
     from feddle.run.trackers import tracking
 
@@ -96,7 +106,9 @@ def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> N
 
 @app.command()
 @load_options
-@click.option("--methods", help="Methods, separated by commas. By default CONFIG's own method, fedbuff and fedavg.")
+@click.option(
+    "--methods", help="Names or import paths, separated by commas. By default CONFIG's own method, fedbuff and fedavg."
+)
 @click.option("--out", type=PATH, help="The folder for the runs. By default a new folder in runs/.")
 def compare(methods: str | None, out: Path | None, **options: Any) -> None:
     """Run CONFIG with several methods: all have the same clients, delays and initial weights.
@@ -110,7 +122,7 @@ def compare(methods: str | None, out: Path | None, **options: Any) -> None:
     configs = {}
     for name in names:
         other = {**options, "overrides": [*options["overrides"], f"method={name}"], "quiet": True}
-        configs[name] = own if name == own.method.name else _load(**other)[0]
+        configs[folder_name(name)] = own if name == own.method.name else _load(**other)[0]
     out = out or _new_folder(stem)
     from feddle.run.folder import begin_comparison, run_or_resume
 
@@ -164,6 +176,23 @@ def resume(folder: Path, quiet: bool) -> None:
             click.echo(f"{folder} is finished; there is nothing to resume")
             return
     _run_all(configs, folder, run_or_resume, quiet=quiet)
+
+
+@app.command()
+@click.argument("run", type=PATH)
+@click.argument("path", type=PATH)
+def predict(run: Path, path: Path) -> None:
+    """Print the most probable class of the images at PATH, by the model of RUN, as CSV.
+
+    RUN is a folder of `feddle run`. PATH is an image, a folder of images, a .csv file with a column of paths, or an
+    .npz file with an array of images.
+    """
+    from feddle.run.trained import predict
+
+    found = predict(run, path)
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    rows.writerow(("image", "class", "probability"))
+    rows.writerows((each.image, each.class_name, f"{each.probability:.4f}") for each in found)
 
 
 @app.command()

@@ -22,6 +22,11 @@ def names_in(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
+def folder_name(method: str) -> str:
+    """The name of a method's folder. An import path has a colon, which some systems do not allow there."""
+    return method.replace(":", ".")
+
+
 def this_command() -> str:
     """The command line that was given, which continues what it started."""
     return shlex.join(["feddle", *sys.argv[1:]])

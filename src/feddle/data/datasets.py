@@ -274,7 +274,7 @@ def named(name: str, folder: Path | None = None) -> FetchedData | OfficialData:
         if source.name == name:
             return replace(source, folder=folder)
     if name in KINDS:
-        raise FeddleError(f"{name} is your own data, there is nothing to fetch; feddle run --data PATH")
+        raise FeddleError(f"{name} means your own data, so there is nothing to fetch; use feddle run --data PATH")
     raise unknown_name("data set", name, (*(source.name for source in DATASETS), *KINDS))
 
 

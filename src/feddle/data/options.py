@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal, TypeVar, final
 from pydantic import BeforeValidator, Field, model_validator
 
 from feddle.core.errors import FeddleError
+from feddle.core.importing import is_import_path
 from feddle.data.collection import Collection, with_classes
 from feddle.data.datasets import named
+from feddle.data.imported import ImportedSource
 from feddle.data.kinds import KINDS, Kind
 from feddle.data.partition import Auto, PartitionOptions
 from feddle.data.pictures import Files
@@ -45,7 +47,9 @@ def _require_place(data: Placed) -> Placed:
         raise ValueError(
             f"{name} is your own data; set path to where it is, and no folder, which is for official files"
         )
-    if name not in KINDS and path is not None:
+    if is_import_path(name) and folder is not None:
+        raise ValueError(f"folder is for official files; {name} gets path")
+    if name not in KINDS and not is_import_path(name) and path is not None:
         raise ValueError(f"path is for your own data, with the name {', '.join(KINDS)}; for {name} use folder")
     return data
 
@@ -86,8 +90,8 @@ class Data(Options):
 
     name: str = Field(
         "fashion-mnist",
-        description="name of the data set (see `feddle data list`), or for your own data `csv`, `images`, `npz` or "
-        "`huggingface`",
+        description="name of the data set (see `feddle data list`), for your own data `csv`, `images`, `npz` or "
+        "`huggingface`, or the import path `module:Name` of a function that returns the arrays of an .npz file",
     )
     path: str | None = Field(None, description="path of your own data: a file, or a folder of images")
     folder: str | None = Field(None, description="folder that holds the official files; by default they are downloaded")
@@ -197,4 +201,6 @@ def source_of(data: Data | ServerData) -> Source[Collection]:
         if data.name == kind:
             assert data.path is not None
             return Own(kind, expanded(Path(data.path)), data.columns)
+    if is_import_path(data.name):
+        return ImportedSource(data.name, data.path)
     return named(data.name, None if data.folder is None else Path(data.folder))

@@ -25,6 +25,7 @@ from feddle.core.seeds import global_seed, seed_for
 from feddle.data.examples import as_examples
 from feddle.flower.plan import FederationPlan, make_plan
 from feddle.methods.strategy import Strategy
+from feddle.records import STATUS
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import started_in
@@ -34,8 +35,6 @@ from feddle.runtimes.flower.client import Data
 from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.roster import Roster
 from feddle.training.train import Loss
-
-STATUS = "status.json"
 
 
 def federated(
@@ -139,7 +138,10 @@ class Feddle(FlowerStrategy):
         and after each merge. `train_config` and `evaluate_config` are refused: the settings configure the clients.
         """
         if train_config or evaluate_config:
-            raise FeddleError("expected the clients' configuration in the settings (training.lr); remove the configs")
+            raise FeddleError(
+                "train_config and evaluate_config are not supported; set the clients' options in the settings, such as "
+                "training.lr"
+            )
         given = {"rounds": num_rounds, "federation.job_limit": timeout}
         changes = {key: value for key, value in given.items() if value is not None}
         plan = self.plan = make_plan({**self.settings, **changes}, source="settings")
@@ -165,7 +167,7 @@ class Feddle(FlowerStrategy):
         return result
 
     def _arrays(self, run: Run[Network]) -> ArrayRecord:
-        run.layout.write(run.problem.model, run.server.model)
+        run.layout.write(run.problem.model, run.server.deployed)
         return ArrayRecord(run.problem.model.state_dict())
 
     def summary(self) -> None:

@@ -96,8 +96,11 @@ def _guide(cell: Cell, given: Mapping[str, str]) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """The SHA-256 of a config without seed, workers and checkpoints."""
-    return json_digest(config.model_dump(mode="json", exclude=_HOW))
+    """The SHA-256 of a config without seed, workers and checkpoints, and without options that are null.
+
+    So a new option that is off by default does not change the hash of earlier runs.
+    """
+    return json_digest(config.model_dump(mode="json", exclude=_HOW, exclude_none=True))
 
 
 def described(planned: Planned) -> CellEntry:
@@ -182,7 +185,7 @@ def run_task(task: Task, listener: Listener) -> Ended:
         kept["clock"] = clock(task.config, task.waits, run)
     write_record(task.folder / CELL, kept)
     result = read_result(task.folder)
-    return Ended(result["accuracy"], result["seconds"])
+    return Ended(result.get("accuracy"), result["seconds"])
 
 
 def clock(config: Config, sigma: float, run: Run[Simulation] | None) -> list[int]:

@@ -87,7 +87,7 @@ def _measured(model: ModelOptions, classes: int, size: int, channels: int) -> tu
 
 
 def _processor_time(work: Callable[[], object]) -> float:
-    """Seconds of a call, without the time that other work on the machine takes."""
+    """CPU time of one call, in seconds."""
     work()
     number, seconds = Timer(work, timer=time.process_time).autorange()
     return seconds / number

@@ -1,7 +1,7 @@
 """The protocol of every method, and what several methods share."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -30,6 +30,8 @@ class Strategy(Protocol):
 
 class MethodOptions(Options):
     """Base of every method's options. It lets an error message name the method that has a misplaced option."""
+
+    averages: ClassVar[float] = 0.0  # the decay of `averaging`, unless the plan sets it
 
 
 BufferSize = Annotated[Count, Field(description="number of updates per step (B)")]

@@ -181,7 +181,8 @@ def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
     fresh = {n for n in missing if ".pooler." in n}
     wrong = sorted((missing - fresh) | {n for n, *_ in loading["mismatched_keys"] if n.startswith(base)})
     if wrong:
-        raise FeddleError(f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or misshaped")
+        reason = f"{wrong[0]} is missing or has the wrong shape"
+        raise FeddleError(f"the weights in {folder} do not fit its config.json: {reason}; save the model again")
     return fresh
 
 

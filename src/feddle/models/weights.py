@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 
 import torch
 
+from feddle.core.durable import write_whole
 from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.origins import Official, Package
 from feddle.data.source import Unusable, cache_folder, find_file, place_hash, unknown_name
@@ -46,7 +47,7 @@ class FetchedWeights(Fetched):
         for name, content in files.items():
             file = self.place / name
             if not (file.is_file() and file.read_bytes() == content):
-                file.write_bytes(content)
+                write_whole(file, content, contested=True)
         return tensors
 
 
@@ -83,7 +84,7 @@ class ModelFolder:
 
 
 def _checkpoint(folder: Path, names: Sequence[str]) -> Tensors:
-    """The first of these files that the folder holds, without BatchNorm's counters, which older files do not have."""
+    """Read the first of these files that exists. BatchNorm's counters are dropped, because older files lack them."""
     held = read_checkpoint(find_file(folder, *names))
     return {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
 

@@ -189,7 +189,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
 
 
 def _run_folders(folders: Sequence[Path]) -> list[Path]:
-    """The run folders, each once. A folder of run folders is replaced by these, sorted by name."""
+    """The run folders, each once. A folder of run folders is replaced by the run folders in it, sorted by name."""
     found: dict[Path, Path] = {}
     for folder in folders:
         is_run = (folder / CONFIG).is_file() or not folder.is_dir()

@@ -11,7 +11,7 @@ from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.coefficients import coefficient_figures
-from feddle.report.grid import CENTER, Grid, Panel
+from feddle.report.grid import CENTER, Grid, Panel, read_grids
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
 from feddle.report.numbers import NONE, counted
 from feddle.report.setting import differences, really_run, setting, versions
@@ -45,6 +45,14 @@ def write_document(text: str, out: Path) -> Path:
             f"{out}: expected to write a file there, but {error.strerror}; name another one, such as report.html"
         ) from error
     return out
+
+
+def write_report(runs: Sequence[Path | str], out: Path | str = "report.html", target: float | None = None) -> Path:
+    """Write one page about `runs`, which are folders of runs, comparisons or grids, to the file `out`.
+
+    With `target`, an accuracy from 0 to 1, the page shows the cost to reach it. Returns the path of the page.
+    """
+    return write_document(page(read_grids([Path(run) for run in runs]), target), Path(out))
 
 
 def page(grids: Sequence[Grid], target: float | None = None, *, live: bool = False) -> str:

@@ -12,9 +12,9 @@ _MOST = 5  # names in a list
 _DIVERGED = "Training diverges at these clients: lower training.lr."
 _ADVICE = {
     "too long": (
-        "The norm of such an update exceeds checks.max_norm_ratio times the median norm of the last updates (until 20"
-        " have arrived, times the norm of the model). If these clients are honest, raise checks.max_norm_ratio, or set"
-        " it to null."
+        "The norm of such an update exceeds checks.max_norm_ratio times the usual norm: the highest median norm of"
+        " recent updates, or the norm of the initial model until 20 have arrived. If these clients are honest, raise"
+        " checks.max_norm_ratio, or set it to null."
     ),
     "not a number": _DIVERGED,
     "infinite": _DIVERGED,

@@ -12,7 +12,7 @@ from feddle.methods.feddle.method import FeddleOptions
 from feddle.methods.options import Method
 from feddle.models import Model
 from feddle.models.cnn import CnnOptions
-from feddle.options import Count, CountOrZero, Options
+from feddle.options import Count, CountOrZero, Decay, Options
 from feddle.runtimes.simulation import Delays
 from feddle.server import Checks
 from feddle.training.train import Recipe
@@ -29,7 +29,9 @@ class Clients(Options):
     @model_validator(mode="after")
     def _enough(self) -> "Clients":
         if self.per_round > self.count:
-            raise ValueError(f"per_round is {self.per_round}, but there are only {self.count} clients (count)")
+            raise ValueError(
+                f"per_round is {self.per_round}, but count is {self.count}; lower per_round or raise count"
+            )
         return self
 
 
@@ -63,6 +65,11 @@ class Plan(Options):
     evaluation: Evaluation = Evaluation()
     checks: Checks = Checks()
     method: Method = Field(FeddleOptions(), description="how the server merges updates")
+    averaging: Decay | None = Field(
+        None,
+        description="decay of a moving average of the server's models, which is evaluated and saved; 0: the last; "
+        "by default 0.95 with feddle+ and 0 with other methods",
+    )
 
 
 class SimulationPlan(Plan):

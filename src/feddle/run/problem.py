@@ -36,6 +36,7 @@ class Problem:
     samples_per_round: int | None = None  # largest number of the server's examples used per round
     witness: Examples | None = None  # in-domain examples, used only by diagnostics
     augment: Augment | None = None  # random changes of clients' training inputs
+    classes: tuple[str, ...] = ()  # the names of the clients' classes, if they are known
     digest: str | None = None  # of labels and partition, to detect changed data when a run is resumed
 
     @property
@@ -58,8 +59,8 @@ class PartitionedClients(Sequence[Examples]):
         return Selection(self.examples, self.partition[client])
 
 
-def build_problem(config: Config, *, quiet: bool = False) -> Problem:
-    """Load, split and partition the data, and initialise the model."""
+def build_problem(config: Config, model: nn.Module | None = None, *, quiet: bool = False) -> Problem:
+    """Load, split and partition the data, and initialise the model; `model` replaces that of the config."""
     data, seed = config.data, config.seed
     collection = build_collection(config, quiet=quiet)
     validation: Labelled | None = None
@@ -80,7 +81,7 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
         accuracy = build_examples(validation, validation.labels, config, collection.name)
     server = _server_share(measured, share, config, collection.classes) if len(share) else None
     return Problem(
-        build_model(config, collection.classes, quiet=quiet),
+        build_model(config, collection.classes, quiet=quiet) if model is None else model,
         PartitionedClients(build_examples(train, labels, config, collection.name), partition),
         partition.sizes,
         server if own is None else _drawn(own, config, outside or collection),
@@ -90,6 +91,7 @@ def build_problem(config: Config, *, quiet: bool = False) -> Problem:
         samples_per_round=data.server.samples_per_round,
         witness=accuracy if outside else None,
         augment=crop_flip if data.augmentation == "crop-flip" else None,
+        classes=collection.names or tuple(map(str, range(collection.classes))),
         digest=_digest(train.labels, partition.order, partition.offsets, tested.labels),
     )
 

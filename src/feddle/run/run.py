@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from feddle.records import HistoryLine, PrivacyLoss, Result, summary
 from feddle.run.diagnostics import Diagnostics
 from feddle.run.plan import Plan, SimulationPlan
 from feddle.run.problem import Problem
+from feddle.run.shown import as_frame, described, is_stalled, plot_history
 from feddle.runtimes.runtime import Runtime
 from feddle.server import Server
 from feddle.training.machine import one_thread
@@ -34,17 +36,23 @@ from feddle.training.train import evaluate, forget_batches
 from feddle.training.workbench import Workbench
 from feddle.version import __version__
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
 Line = dict[str, Any]
-Listener = Callable[[Line], None]
+Listener = Callable[[Line], object]  # it may return True, which ends the run
 Where = TypeVar("Where", bound=Runtime, covariant=True)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Run(Generic[Where]):
-    """The rounds of a federation and their history, with one line per round. `runtime` runs the clients.
+    """The rounds of a federation and their history.
 
-    The server computes with `problem.model`. When `go` returns or fails, that model holds the last version. `helpers`
-    are worker processes, which are needed until the last round.
+    `history` has a dict for each round, and `result` is the summary. `problem` holds the model and the data; when `go`
+    returns or fails, `problem.model` holds the last version. `plan` has the settings, `method` is the name of the
+    method, `server` merges the updates, `runtime` runs the clients, and `folder` is where the run is on disk, if it is.
+    `layout` maps the model to one vector. `helpers` are worker processes, which are needed until the last round.
     """
 
     plan: Plan
@@ -57,6 +65,10 @@ class Run(Generic[Where]):
     diagnostics: Diagnostics | None = None
     history: list[Line] = field(default_factory=list)
     seconds: float = 0.0
+    folder: Path | None = None
+    patience: int | None = None  # evaluations without a better accuracy that end the run
+    ended: bool = False  # by a listener, before the last round
+    kept: dict[str, Any] | None = None  # the result on disk, if the run was finished in another process
     _started: bool = False
 
     @property
@@ -65,23 +77,26 @@ class Run(Generic[Where]):
         return self.runtime.server
 
     def go(self, listener: Listener | None = None) -> None:
-        """Run all rounds, once. `listener` is called with each line of history."""
+        """Run all rounds, once. `listener` is called with each line of history, and may return True to end the run."""
         if self._started:
             raise FeddleError("this run has already been started; create a new one")
         self._started = True
         began = time.perf_counter() - self.seconds
         try:
             with one_thread(), self.helpers:
-                while self.server.version < self.plan.rounds:
+                while not self._is_over():
                     line = self._line(self._step())
                     self.history.append(line)
                     self.seconds = time.perf_counter() - began
-                    if listener is not None:
-                        listener(line)
+                    self.ended = listener is not None and listener(line) is True
         finally:
-            self.layout.write(self.problem.model, self.server.model)
+            self.layout.write(self.problem.model, self.server.deployed)
             forget_batches(self.problem.model)  # else it depends on which jobs this process trained
             self.seconds = time.perf_counter() - began
+
+    def _is_over(self) -> bool:
+        stalled = self.patience is not None and is_stalled(self.history, self.patience)
+        return self.ended or stalled or len(self.history) >= self.plan.rounds
 
     def _step(self) -> Round:
         try:
@@ -138,7 +153,7 @@ class Run(Generic[Where]):
     def _evaluate(self, number: int) -> HistoryLine:
         if self.problem.test is None:
             return {}
-        self.layout.write(self.problem.model, self.server.model)
+        self.layout.write(self.problem.model, self.server.deployed)
         score = evaluate(self.problem.model, self.problem.test, self.problem.loss)
         if not math.isfinite(score.loss):
             if not are_finite(self.problem.test):
@@ -152,13 +167,15 @@ class Run(Generic[Where]):
     @property
     def result(self) -> dict[str, Any]:
         """The summary of the run: the fields of `Result`."""
+        if self.kept is not None:
+            return dict(self.kept)
         plan = self.plan if isinstance(self.plan, SimulationPlan) else SimulationPlan()  # without attack and privacy
         kept: Result = {
             "method": self.method,
             **summary(cast(list[HistoryLine], self.history)),
             "seconds": round(self.seconds, 3),
             "rounds": len(self.history),
-            "finished": len(self.history) == self.plan.rounds,
+            "finished": self._is_over(),
             "seed": self.plan.seed,
             "refused": dict(self.server.refused),
             "zero_updates": self.server.zero_updates,
@@ -168,6 +185,36 @@ class Run(Generic[Where]):
             "torch": torch.__version__,
         }
         return {**kept, **self.runtime.facts()}
+
+    def __repr__(self) -> str:
+        return f"Run({', '.join(f'{name} {value}' for name, value in described(self).items())})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in described(self).items())
+        return f"<table>{rows}</table>"
+
+    def frame(self) -> "DataFrame":
+        """The history as a pandas DataFrame, with one row per round."""
+        return as_frame(self.history)
+
+    def plot(self, axes: "Axes | None" = None) -> "Axes":
+        """Draw accuracy over rounds with matplotlib: into `axes`, by default a new figure. Returns the axes."""
+        return plot_history(self.history, self.method, axes)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the run to a new `folder`: config, history, result and model. Returns the folder."""
+        from feddle.run.library import save_run  # it needs this module
+
+        return save_run(self, Path(folder))
+
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write a page about the run and return its path.
+
+        By default, `out` is report.html, in the folder of the run if it has one.
+        """
+        from feddle.run.library import report_on
+
+        return report_on(self, None if out is None else Path(out))
 
     def _spent(self, privacy: Privacy) -> PrivacyLoss:
         """The privacy spent by the client with the most jobs, including those whose updates have not arrived."""
@@ -203,8 +250,13 @@ def build_server(
         scratch=scratch,
         observe=observe,
     )
-    model, ratio = layout.read(problem.model), plan.checks.max_norm_ratio
-    return Server(model, strategy or plan.method.build(parts), digest=layout.digest, max_norm_ratio=ratio)
+    return Server(
+        layout.read(problem.model),
+        strategy or plan.method.build(parts),
+        digest=layout.digest,
+        max_norm_ratio=plan.checks.max_norm_ratio,
+        averaging=plan.method.averages if plan.averaging is None else plan.averaging,
+    )
 
 
 def resolve_device(device: str) -> str:

@@ -25,7 +25,8 @@ from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.load import validated
 from feddle.run.plan import SimulationPlan
 from feddle.run.problem import PartitionedClients, Problem
-from feddle.run.run import Listener, Run, build_server, resolve_device
+from feddle.run.progress import RunDisplay, is_watched
+from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
@@ -39,7 +40,7 @@ Data = Examples | Dataset[Any]
 
 
 def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
-    """Split a data set into clients for `simulate`: `clients` has the name of each example's client.
+    """Split `data` into clients for `simulate`: `clients` has the name of each example's client.
 
     Names may be any values. Clients are numbered in the order of their names.
     """
@@ -52,7 +53,11 @@ def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
 def by_dirichlet(
     data: Data, labels: Sequence[int] | Tensor, clients: int, *, alpha: float = 0.1, seed: int = 0
 ) -> Sequence[Examples]:
-    """Split a data set into clients for `simulate`: each label is distributed in Dirichlet(α) proportions."""
+    """Split `data` into clients for `simulate`: each label is distributed in Dirichlet(α) proportions.
+
+    `labels` has a number for each example, `clients` is the number of clients, and `seed` determines the split. The
+    smaller `alpha` is, the fewer clients share a label.
+    """
     examples = as_examples(data)
     _require_one_each(examples, labels, "label")
     try:
@@ -77,23 +82,42 @@ def simulate(
     test: Data | None = None,
     server_classes: int | None = None,
     loss: Loss = F.cross_entropy,
+    classes: Sequence[str] = (),
     per_round: int = 10,
     strategy: Strategy | None = None,
-    listener: Listener | None = None,
+    out: Path | str | None = None,
+    callbacks: Listener | Sequence[Listener] = (),
+    patience: int | None = None,
+    progress: bool | None = None,
     scratch: Path | None = None,
     **plan: Any,
 ) -> Run[Simulation]:
-    """Train `model` in place on the clients' data, guided by the server's.
+    """Train `model` in place on the clients' data, guided by the server's. Returns the `Run`.
 
-    `clients` has one torch dataset of (input, target) pairs per client. `server` is the server's own data, and accuracy
-    is measured on `test`. If the server's labels belong to another task, `server_classes` is their number of classes.
-    `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`,
-    `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. `strategy`
-    is your own method and replaces `method`. `scratch` is a folder for data that does not fit in memory.
+    model: any module. After the call it holds the trained weights.
+    clients: one data set per client: a map-style torch dataset of (input, target) pairs. An input is a tensor, or a
+        tuple or dict of tensors. The model is called with the batch of it: model(inputs), model(*inputs) for a tuple,
+        model(**inputs) for a dict.
+    server: the server's own data, which guides the merge.
+    test: the data on which accuracy is measured.
+    server_classes: number of classes of the server's labels, if they belong to another task than the clients'.
+    loss: a function of (outputs, targets) that returns the mean loss of a batch.
+    classes: the names of the classes, which are stored with the model in `out`.
+    per_round: number of clients sampled each round.
+    strategy: your own method, an object with `merge`; it replaces `method`.
+    out: a folder for the run. Called again with the same `out`, a stopped run continues and a finished one is loaded.
+    callbacks: functions (or one) that get each line of history, a dict. One that returns True ends the run.
+    patience: end the run after this many evaluations in a row without a better accuracy.
+    progress: whether to show progress; by default in a terminal or a notebook.
+    scratch: a folder for data that does not fit in memory, if there is no `out`.
+    plan: the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`, `diagnostics`,
+        `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options), `workers` and `device`.
     """
     _check_model(model)
     if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
+    if patience is not None and not (type(patience) is int and patience > 0 and test is not None):
+        raise FeddleError(f"simulate: patience must be a whole number from 1 up, with test data, got {patience!r}")
     tree = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
     guides, measures = (None if data is None else as_examples(data) for data in (server, test))
@@ -103,10 +127,32 @@ def simulate(
     shares = [as_examples(client) for client in clients]
     sizes = torch.tensor([len(share) for share in shares])
     outside = None if server_classes is None else "of another task"
-    problem = Problem(model, shares, sizes, guides, measures, loss, outside, server_classes)
-    run = simulated(checked, problem, strategy, scratch=scratch)
-    run.go(listener)
-    return run
+    problem = Problem(model, shares, sizes, guides, measures, loss, outside, server_classes, classes=tuple(classes))
+    with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
+        method = checked.method.name if strategy is None else type(strategy).__name__
+        several = [callbacks] if callable(callbacks) else callbacks
+        listener = _listener(display, method, checked.rounds, several)
+        if out is not None:
+            from feddle.run.library import simulate_in  # it needs this module
+
+            return simulate_in(Path(out), checked, problem, strategy, listener, patience)
+        run = simulated(checked, problem, strategy, scratch=scratch)
+        run.patience = patience
+        run.go(listener)
+        return run
+
+
+def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence[Listener]) -> Listener:
+    """Shows each line of history and calls the callbacks; True if one of them returned it."""
+
+    def listen(line: Line) -> bool:
+        if not display.tasks:
+            display.begin(method, rounds, line["round"] - 1)
+        display.show(line)
+        asked = [callback(line) is True for callback in callbacks]  # all of them are called
+        return any(asked)
+
+    return listen
 
 
 def _check_model(model: nn.Module) -> None:
@@ -120,7 +166,7 @@ def _check_model(model: nn.Module) -> None:
     tensors = [*model.parameters(), *model.buffers()]
     if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
         found = "has lazy layers or is on the meta device, so it has no weights"
-        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load them")
+        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load its weights")
 
 
 def simulated(

@@ -14,7 +14,7 @@ from feddle.data.examples import Examples, draw
 from feddle.options import Options, choice
 from feddle.training.parts import Parts
 from feddle.training.surrogate import ClustersOptions, SurrogateOptions
-from feddle.training.train import Loss, loss_and_gradient
+from feddle.training.train import Loss, loss_and_gradient, outputs_of
 
 
 class TaskOptions(Options):
@@ -63,5 +63,8 @@ class TaskObjective:
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
         """The mean loss on these examples, and its gradient (d,)."""
-        inputs, targets = (part.to(point.vector.device) for part in self._current.take(examples))
-        return loss_and_gradient(self.model, self.layout, point, lambda: self.loss(self.model(inputs), targets))
+        inputs, targets = self._current.take(examples)
+        targets = targets.to(point.vector.device)
+        return loss_and_gradient(
+            self.model, self.layout, point, lambda: self.loss(outputs_of(self.model, inputs), targets)
+        )

@@ -17,10 +17,10 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.search import PASS_BATCH, Objective
 from feddle.core.seeds import seed_for, torch_generator
-from feddle.data.examples import Examples, Relabelled, draw
+from feddle.data.examples import Examples, Inputs, Relabelled, draw
 from feddle.options import Count, NonNegative, Options, Positive
 from feddle.training.parts import Parts
-from feddle.training.train import loss_and_gradient
+from feddle.training.train import loss_and_gradient, outputs_of
 
 
 class HeadOptions(Options):
@@ -115,7 +115,8 @@ class SurrogateObjective:
         """The mean loss on these examples, and its gradient (d,)."""
         theta = self.state.theta
         assert theta is not None, "begin comes first"
-        inputs, labels = (part.to(point.vector.device) for part in self._current.take(examples))
+        inputs, labels = self._current.take(examples)
+        labels = labels.to(point.vector.device)
 
         def loss() -> Tensor:
             return F.cross_entropy(_with_bias(self._represent(inputs)) @ theta.T, labels)
@@ -148,16 +149,16 @@ class SurrogateObjective:
         features, labels = [], []
         for index in in_order(len(self._current), PASS_BATCH):
             inputs, targets = self._current.take(index)
-            features.append(self._represent(inputs.to(device)))
+            features.append(self._represent(inputs))
             labels.append(targets)
         return torch.cat(features), torch.cat(labels).to(device)
 
-    def _represent(self, inputs: Tensor) -> Tensor:
+    def _represent(self, inputs: Inputs) -> Tensor:
         """The inputs of the model's own head (n, features)."""
         seen: list[Tensor] = []
         hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         try:
-            self.model(inputs)
+            outputs_of(self.model, inputs)
         finally:
             hook.remove()
         return seen[-1].flatten(1)

@@ -16,7 +16,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, torch_generator
-from feddle.data.examples import Examples, are_finite
+from feddle.data.examples import Examples, Inputs, are_finite
 from feddle.options import Count, NonNegative, Options, Positive
 from feddle.training.kernels import Optimizer, make_optimizer
 
@@ -47,6 +47,15 @@ class Recipe(Options):
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def outputs_of(model: nn.Module, inputs: Inputs) -> Tensor:
+    """The outputs for a batch: model(inputs), model(*inputs) for a tuple or list, model(**inputs) for a dict."""
+    device = next(model.parameters()).device
+    if isinstance(inputs, dict):
+        return model(**{name: part.to(device) for name, part in inputs.items()})  # type: ignore[no-any-return]
+    several = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return model(*(part.to(device) for part in several))  # type: ignore[no-any-return]
 
 
 def forget_batches(model: nn.Module) -> None:
@@ -99,7 +108,7 @@ def train_by_epoch(
             inputs, targets = examples.take(index)
             model.zero_grad(set_to_none=True)
             with recipe.arithmetic(device):
-                value = loss(model(inputs.to(device)), targets.to(device))
+                value = loss(outputs_of(model, inputs), targets.to(device))
             if negligible is None or value.item() > negligible:
                 value.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -161,8 +170,8 @@ def evaluate(model: nn.Module, examples: Examples, loss: Loss = F.cross_entropy,
     device = next(model.parameters()).device
     total, correct = 0.0, 0
     for index in in_order(len(examples), batch_size):
-        inputs, targets = (part.to(device) for part in examples.take(index))
-        outputs = model(inputs)
+        inputs, targets = examples.take(index)
+        targets, outputs = targets.to(device), outputs_of(model, inputs)
         total += loss(outputs, targets).item() * len(index)
         correct += int((outputs.argmax(1) == targets).sum())
     return Score(total / len(examples), correct / len(examples))

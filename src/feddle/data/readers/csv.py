@@ -49,7 +49,7 @@ class Columns(Options):
     split: str | None = Field(None, description="column with `train`, `test` or `server`; usually `split`; optional")
 
     def find(self, present: Sequence[str], source: str) -> dict[Column, str]:
-        """The columns that are present, each with its name there: the label, and either the image or the text."""
+        """The columns that were found, by role. The label is required, and either the image or the text."""
         found: dict[Column, str] = {}
         for column, usual in USUAL.items():
             said: str | None = getattr(self, column)
@@ -81,6 +81,17 @@ def read_csv(path: Path, columns: Columns) -> Collection:
         return labelled_rows(str(path), Texts(tuple(values["text"])), values)
     require_pillow(str(path))
     return labelled_rows(str(path), Files.of(path.resolve().parent, values["image"]).require(), values)
+
+
+def read_image_paths(path: Path, column: str | None = None) -> Files:
+    """The image files that a table names; it needs no labels. Paths are relative to the table."""
+    require_pillow(str(path))
+    names, table = read_table(path)
+    found = next((name for name in ((column,) if column else USUAL["image"]) if name in names), None)
+    if found is None:
+        looked = column or " or ".join(USUAL["image"])
+        raise FeddleError(f"{path} has no column {looked}; it has {', '.join(names)}; rename the column of the images")
+    return Files.of(path.resolve().parent, [row[names.index(found)].strip() for _, row in table]).require()
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:

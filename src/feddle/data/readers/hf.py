@@ -21,12 +21,14 @@ def read_huggingface(path: Path, columns: Columns) -> Collection:
         loaded = datasets.load_from_disk(str(path))
     except Exception as error:  # of the library's own making, of many kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FeddleError(f"cannot read {path} as a Hugging Face dataset on disk ({reason})") from error
+        raise FeddleError(
+            f"cannot read {path} as a Hugging Face dataset on disk ({reason}); write it with save_to_disk"
+        ) from error
     if not isinstance(loaded, datasets.DatasetDict):
         return _from_dataset(str(path), loaded, columns)
     splits = find_splits(loaded)
     if "train" not in splits:
-        raise FeddleError(f"{path} has the splits {', '.join(map(str, loaded))}, but none that is called train")
+        raise FeddleError(f"{path} has the splits {', '.join(map(str, loaded))}, but none is called train; rename one")
     for name in splits.values():
         _require_types(str(path), loaded, splits["train"], name)
     whole = datasets.concatenate_datasets([loaded[name] for name in splits.values()])
@@ -48,7 +50,7 @@ def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] |
 
     dataset = dataset.with_format(None)
     if not len(dataset):
-        raise FeddleError(f"{name} has no rows")
+        raise FeddleError(f"{name} has no rows; add examples")
     found = columns.find(dataset.column_names, name)
     image = found.pop("image", None)
     if image is not None and not isinstance(dataset.features[image], Image):

@@ -94,6 +94,7 @@ class FeddlePlusOptions(AtlasOptions):
     """Feddle with more directions: a coefficient per layer and class, and the server's own update as an anchor."""
 
     adapts = True  # other labels cannot train the server's model, and have no gradient at the clients' head
+    averages = 0.95  # its longer steps make the versions differ more from each other
     name: Literal["feddle+"] = "feddle+"
     fallback: FallbackOptions = FedBuffFallback(staleness="constant", buffer_size=None)
     coefficients: Coefficients = "class"

@@ -71,7 +71,7 @@ class Collection:
     test: Labelled | None
     classes: int
     server: Labelled | None = None  # the server's own images, of the same classes; without them it takes some of `test`
-    names: tuple[str, ...] = ()  # of the classes, in order, if the data names them
+    names: tuple[str, ...] = ()  # of the classes; empty if they have only numbers
 
 
 def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:

@@ -82,7 +82,7 @@ def predict(run: Path | str, path: Path | str, batch_size: int = 250) -> list[Pr
     config = RunFolder(Path(run)).config()
     names, images = _open(Path(path), config.data.columns.image)
     labels = torch.zeros(len(names), dtype=torch.int64)
-    examples = build_examples(Labelled(images, labels), labels, config.data, str(path), lazily=True)
+    examples = build_examples(Labelled(images, labels), labels, config, str(path), lazily=True)
     found: list[tuple[int, float]] = []
     for index in in_order(len(names), batch_size):
         best = model(examples.take(index)[0]).softmax(1).max(1)

@@ -49,7 +49,7 @@ class Columns(Options):
     split: str | None = Field(None, description="column with `train`, `test` or `server`; usually `split`; optional")
 
     def find(self, present: Sequence[str], source: str) -> dict[Column, str]:
-        """The columns that were found, by role. The label is required, and either the image or the text."""
+        """The columns that were found, by role. The label and either the image or the text are required."""
         found: dict[Column, str] = {}
         for column, usual in USUAL.items():
             said: str | None = getattr(self, column)

@@ -79,14 +79,14 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     },
     "distil": {
         f"{domain}, {name}": [*where, *overrides]
-        for domain, where in (("in-domain, unlabelled", []), ("out-of-domain", OUTSIDE))
+        for domain, where in (("in-domain", []), ("out-of-domain", OUTSIDE))
         for name, overrides in {
             "FedBuff": ["method=fedbuff"],
             "FedDF": ["method={name: feddf, late: add_deltas}"],
             "clusters": ["method.objective=clusters"],
             **{f"distil, {m} teachers": [f"method.objective={{name: distil, teachers: {m}}}"] for m in (5, 10, 20)},
             "distil, 10 teachers, feddle+": ["method={name: feddle+, objective: distil}"],
-            "labels": [],
+            "with labels": [],
         }.items()
     },
     "out-of-domain searches": {

@@ -28,7 +28,7 @@ class DistilOptions(Options):
     """The joint prediction of the last clients' models; needs no labels, and takes data of any domain."""
 
     name: Literal["distil"] = "distil"
-    teachers: Count = Field(10, description="number of the last client models that teach (M)")
+    teachers: Count = Field(5, description="number of the last client models that teach (M)")
 
     def build(self, parts: Parts) -> Objective:
         """On any data; its labels are not used."""
@@ -52,7 +52,7 @@ class DistilObjective:
 
     bench: Workbench
     examples: Examples
-    teachers: int = 10
+    teachers: int = 5
     samples_per_round: int | None = None
 
     def __post_init__(self) -> None:

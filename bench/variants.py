@@ -84,8 +84,8 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
             "FedBuff": ["method=fedbuff"],
             "FedDF": ["method={name: feddf, late: add_deltas}"],
             "clusters": ["method.objective=clusters"],
-            **{f"distil, {m} teachers": [f"method.objective={{name: distil, teachers: {m}}}"] for m in (5, 10, 20)},
-            "distil, 10 teachers, feddle+": ["method={name: feddle+, objective: distil}"],
+            **{f"distil, {m} teachers": [f"method.objective={{name: distil, teachers: {m}}}"] for m in (2, 5, 20)},
+            "distil, feddle+": ["method={name: feddle+, objective: distil}"],
             "with labels": [],
         }.items()
     },

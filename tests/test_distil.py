@@ -14,7 +14,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.search import full_pass
 from feddle.core.state import load, save
 from feddle.data.examples import Examples, FromDataset
-from feddle.methods.feddle.fallback import FedAvgFallback, FedBuffFallback
+from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
 from feddle.training.distil import DistilObjective
@@ -127,7 +127,7 @@ def simulate(server: Any, method: dict[str, Any], **more: Any) -> feddle.Run[Any
     torch.manual_seed(0)
     points, labels = quadrants(400, 1)
     order = labels.argsort()  # each client knows one class
-    clients = [TensorDataset(points[part], labels[part]) for part in order.split(20)]
+    clients = [TensorDataset(points[part], labels[part]) for part in torch.split(order, 20)]
     model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 4))
     plan: dict[str, Any] = {"rounds": 15, "per_round": 5, "delays": {"sigma": 2.0}, "workers": 0, **more}
     plan |= {"training": {"lr": 0.01}}
@@ -170,5 +170,4 @@ def test_both_storages_and_blocks_run() -> None:
     for storage in ("float32", "int8"):
         method = {"objective": "distil", "storage": storage, "coefficients": "class", "fallback": "fedavg"}
         run = simulate(Unlabelled(points), method, rounds=4)
-        assert isinstance(run.server.strategy.fallback, FedAvgFallback)
-        assert len(run.history) == 4
+        assert len(run.history[-1]["block_coefficients"][0]) == 5  # the body and four rows of the head

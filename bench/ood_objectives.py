@@ -66,7 +66,7 @@ def candidates(run: Run[Simulation]) -> dict[str, Objective]:
 
     return {
         "in-domain, 1000 images": TaskObjective(model, layout, test, samples_per_round=1000),
-        "surrogate (labels)": surrogate(),
+        "surrogate, θ fitted for 20 steps": surrogate(),
         "surrogate, θ fitted for 100 steps": surrogate(100),
         "surrogate, θ fitted on other images": FittedElsewhere(surrogate(200)),
         "clusters": surrogate(cluster_steps=10),

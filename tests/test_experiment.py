@@ -707,7 +707,7 @@ def test_an_error_is_one_printable_line_and_keeps_its_end(words: list[str], end:
 def test_a_nul_from_yaml_is_not_echoed(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text('data: {name: csv, path: "a\\0b"}')
     assert run_feddle("run", tmp_path / "c.yaml").err == (
-        "feddle: data.name is csv, but there is not a regular file a\\x00b to read the data from; correct data.path, "
+        "feddle: data.name is csv, but there is no regular file a\\x00b to read the data from; correct data.path, "
         "or set data.name to one of csv, images, npz, huggingface\n"
     )
 

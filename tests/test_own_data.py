@@ -243,7 +243,10 @@ def link(name: str, target: str) -> Callable[[Path], str]:
 GREY, TWO = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
 MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "missing path": (lambda _: "nothing.csv", "there is no file or folder nothing.csv; correct the path"),
-    "unknown ending": (file_with("mine.xlsx", b"x"), "mine.xlsx ends in .xlsx; expected a .csv or .npz file, a folder"),
+    "unknown ending": (
+        file_with("mine.xlsx", b"x"),
+        "mine.xlsx has the file extension .xlsx; expected a .csv or .npz file, a folder",
+    ),
     "empty file": (file_with("mine.csv", b""), "mine.csv is empty; it needs a line of column names"),
     "header alone": (file_with("mine.csv", b"path,label\n"), "mine.csv has a header but no rows"),
     "not text": (file_with("mine.csv", b"path,label\n\xff\xfe,1\n"), "cannot read"),
@@ -301,8 +304,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda f: broken_table(f, cell(7, 0, pipe("mine/x.png")(f) + "/x.png")),
         "mine/x.png; correct its path or leave it out",
     ),
-    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "data.name is csv, but there is not a regular file"),
-    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "data.name is npz, but there is not a regular file"),
+    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "data.name is csv, but there is no regular file"),
+    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "data.name is npz, but there is no regular file"),
     "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "has too few images (2) to hold out 0.2 of them"),
     "not an archive": (file_with("mine.npz", b"PK nothing"), "as a NumPy archive without pickled objects"),
     "pickles": (
@@ -454,7 +457,7 @@ def test_natural_clients_need_data_that_names_them(tmp_path: Path) -> None:
 
 def test_a_name_that_does_not_fit_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(
-        FeddleError, match=r"data.name is csv, but there is not a regular file .*; correct data.path, or set data.name"
+        FeddleError, match=r"data.name is csv, but there is no regular file .*; correct data.path, or set data.name"
     ):
         build_collection(config_of(tmp_path))
     with pytest.raises(FeddleError, match=r"no regular file .*gone to read the data from; correct data.path"):
@@ -655,7 +658,7 @@ def test_a_hugging_face_dataset_of_splits(tmp_path: Path) -> None:
     assert collection.train.owners is None
     hf.DatasetDict(other=dataset(colours)).save_to_disk(tmp_path / "odd")
     said = run_feddle("run", "--data", "odd")
-    assert (said.code, "has the splits other, but none that is called train" in said.err) == (2, True)
+    assert (said.code, "has the splits other, but none is called train" in said.err) == (2, True)
     (tmp_path / "mine" / "train" / "state.json").write_text("{")
     said = run_feddle("run", "--data", "mine")
     assert (said.code, said.err.count("\n"), "as a Hugging Face dataset on disk" in said.err) == (2, 1, True)

@@ -88,7 +88,7 @@ def test_data_of_ones_own_can_be_the_clients(tmp_path: Path) -> None:
     own = cell(f"{SETTING}/fedbuff")
     here = plan(own, ["data.name=csv", f"data.path={table(tmp_path / 'csv')}"])
     assert here.config is not None
-    assert "there is not a regular file /nowhere.csv" in plan(own, ["data.name=csv", "data.path=/nowhere.csv"]).reason
+    assert "there is no regular file /nowhere.csv" in plan(own, ["data.name=csv", "data.path=/nowhere.csv"]).reason
 
 
 # What is in them

@@ -22,6 +22,7 @@ from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.feddf import FedDF, FedDFOptions
 from feddle.methods.feddle.anchors import Anchoring, CalibratedAnchors, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
+from feddle.methods.feddle.gate import GatedSearch
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
 from feddle.methods.feddle.server_anchor import ServerAnchor
@@ -30,6 +31,7 @@ from feddle.methods.hfcl import HFCL
 from feddle.methods.local import Local
 from feddle.methods.median import CoordinateMedian, MedianOptions
 from feddle.methods.strategy import Strategy
+from feddle.training.distil import DistilObjective
 from feddle.training.train import Recipe
 from three_numbers import Played, Quadratic, Scaled, arrival, bench, close, numbers, weights
 
@@ -200,6 +202,7 @@ def test_feddle_without_a_new_anchor_does_not_search() -> None:
 
 
 RECIPE = Recipe(epochs=2, lr=0.01)
+SEARCH = PaperSearch(lr=0.05)
 BLOCKS = Segment(0, 1, 2, 0), Segment(2, 1, 1, 1)
 
 
@@ -228,6 +231,10 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "feddle-server": lambda: (
         feddle(lr=0.05, server_anchor=ServerAnchor(bench(statistic=True), numbers(), RECIPE)).strategy
     ),
+    "feddle-distil": lambda: Feddle(
+        DistilObjective(bench(Scaled(), statistic=True), numbers(), teachers=2), Atlas(4, 3), SEARCH, FedBuffFallback()
+    ),
+    "feddle-gate": lambda: Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), GatedSearch(SEARCH, 0.5), FedBuffFallback()),
     "fedasync": lambda: FedAsync(FedAsyncOptions()),
     "ca2fl": lambda: CA2FL(Ca2flOptions(buffer_size=2), ClientCache(9, 3)),
     "fadas": lambda: Fadas(FadasOptions(buffer_size=2), 3),

@@ -13,7 +13,7 @@ from torch import Tensor
 from feddle.core.batches import in_order
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
-from feddle.core.search import Found, Objective, Search, SearchTask, full_pass
+from feddle.core.search import Found, Objective, Search, SearchTask, cosine, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.run.plan import DiagnosticsOptions
 from feddle.run.problem import Problem
@@ -121,8 +121,3 @@ class InDomainComparison:
         slopes = [task.space.project(full_pass(each.objective, point)[1]) for each in (task, other)]
         moves = [result.coefficients - task.start for result in (found, search(other))]
         return {"signal_cosine": cosine(*slopes), "search_cosine": cosine(*moves)}
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    """The cosine of the angle between two vectors; 0 if one of them is zero."""
-    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))

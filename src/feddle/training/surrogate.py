@@ -4,6 +4,7 @@ A fresh linear head θ predicts the server's own labels from the representations
 the point where a search starts, and stays fixed while the search moves the body of the model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
+from feddle.core.messages import Arrival
 from feddle.core.search import PASS_BATCH, Objective
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, Inputs, Relabelled, draw
@@ -99,7 +101,13 @@ class SurrogateObjective:
     def __len__(self) -> int:
         return len(self._current)
 
-    def begin(self, start: Weights, seed: int, among: Tensor | None = None) -> None:
+    def begin(
+        self,
+        start: Weights,
+        seed: int,
+        among: Tensor | None = None,
+        arrivals: Sequence[Arrival] = (),  # noqa: ARG002
+    ) -> None:
         """Choose the examples of a search, and fit θ to their representations at `start`."""
         self.layout.write(self.model, start)
         self.model.eval()

@@ -1,10 +1,12 @@
 """How well objectives on data of another domain agree with the direction of the clients' own data.
 
 Runs a federation of `experiments/small.yaml`. Every merge is a plain step of the fallback, so that all objectives get
-the same rounds. In some rounds, every objective is compared at the start of the search (c′). Two quantities are
-measured: the cosine between its gradient ∂ℓ/∂c and that of 3000 in-domain images, and the change in test accuracy after
-a search (Adam 3e-3, one pass) from c′. 1000 in-domain images are the baseline. They are test images, so the gain of the
-baseline is slightly optimistic. Prints means with standard errors.
+the same rounds. In some rounds, every objective is compared at the start of the search (c′). Three quantities are
+measured: the cosine between its gradient ∂ℓ/∂c and that of 3000 in-domain images, the cosine between ∂ℓ/∂c on two
+halves of its own images (which `method.gate` uses), and the change in test accuracy after a search (Adam 3e-3, one
+pass) from c′. 1000 in-domain images are the baseline, with and without their labels. They are test images, so the gain
+of the baseline is slightly optimistic. Prints means with standard errors. `--config` measures another out-of-domain
+config.
 """
 
 import argparse
@@ -20,7 +22,12 @@ from torch import Tensor
 from variants import OUTSIDE
 
 from feddle.core.atlas import SearchSpace
+from feddle.core.layout import Weights
+from feddle.core.messages import Arrival
 from feddle.core.search import Found, Objective, SearchTask, full_pass
+from feddle.core.seeds import torch_generator
+from feddle.data.examples import Examples, Selection
+from feddle.methods.feddle.gate import halves
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
 from feddle.run.load import load_config
@@ -28,6 +35,7 @@ from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
+from feddle.training.distil import DistilObjective
 from feddle.training.objectives import TaskObjective
 from feddle.training.surrogate import HeadOptions, SurrogateObjective
 from feddle.training.train import evaluate
@@ -37,21 +45,61 @@ SAMPLES = 2000
 
 
 def candidates(run: Run[Simulation]) -> dict[str, Objective]:
-    """The objectives by name."""
+    """The objectives by name. The run's own objective is distil, whose teachers are shared."""
     model, layout, server, test = run.problem.model, run.layout, run.problem.server, run.problem.test
+    classes, strategy = run.problem.server_classes, run.server.strategy
     assert server is not None
     assert test is not None
+    assert classes is not None
+    assert isinstance(strategy, Feddle)
+    assert isinstance(strategy.objective, DistilObjective)
+    own = strategy.objective
 
     def surrogate(head_steps: int = 20, cluster_steps: int = 0) -> SurrogateObjective:
         options = HeadOptions(head_steps=head_steps)
-        return SurrogateObjective(model, layout, server, 10, SAMPLES, options, cluster_steps)
+        return SurrogateObjective(model, layout, server, classes, SAMPLES, options, cluster_steps)
+
+    def distil(examples: Examples, samples: int) -> DistilObjective:
+        objective = DistilObjective(own.bench, examples, own.teachers, samples)
+        objective.state = own.state
+        return objective
 
     return {
         "in-domain, 1000 images": TaskObjective(model, layout, test, samples_per_round=1000),
-        "surrogate (labels)": surrogate(),
+        "surrogate, θ fitted for 20 steps": surrogate(),
         "surrogate, θ fitted for 100 steps": surrogate(100),
+        "surrogate, θ fitted on other images": FittedElsewhere(surrogate(200)),
         "clusters": surrogate(cluster_steps=10),
+        "distil": distil(server, SAMPLES),
+        "distil, in-domain, 1000 images": distil(test, 1000),
     }
+
+
+@dataclass(eq=False)
+class FittedElsewhere:
+    """The surrogate with a θ that was fitted on other images than those of the search."""
+
+    objective: SurrogateObjective
+
+    def begin(
+        self,
+        start: Weights,
+        seed: int,
+        among: Tensor | None = None,  # noqa: ARG002
+        arrivals: Sequence[Arrival] = (),  # noqa: ARG002
+    ) -> None:
+        """Fit θ on the first images of a random order, and search on the next ones."""
+        examples = self.objective.examples
+        order = torch.randperm(len(examples), generator=torch_generator(seed))[: 2 * SAMPLES]
+        self.objective.begin(start, seed, order[: len(order) // 2])
+        self.objective._current = Selection(examples, order[len(order) // 2 :])
+
+    def __len__(self) -> int:
+        return len(self.objective)
+
+    def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
+        """See `Objective`."""
+        return self.objective.loss_and_gradient(point, examples)
 
 
 @dataclass(eq=False)
@@ -60,7 +108,7 @@ class Probing:
 
     run: Run[Simulation]
     every: int
-    rows: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    rows: dict[str, list[tuple[float, float, float]]] = field(default_factory=lambda: defaultdict(list))
     seen: int = 0
 
     def __post_init__(self) -> None:
@@ -82,8 +130,9 @@ class Probing:
                 candidate.begin(point, seed + 1)  # other images than the reference's
                 cosine = torch.cosine_similarity(self._slope(candidate, space, start), true, dim=0)
                 found = SEARCH(replace(task, objective=candidate))
+                agreement = halves(replace(task, objective=candidate))[0]
                 gain = self._accuracy(space, found.coefficients) - before
-                self.rows[name].append((float(cosine), 100 * gain))
+                self.rows[name].append((float(cosine), agreement, 100 * gain))
         return Found(start, 0.0)
 
     @staticmethod
@@ -101,11 +150,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--every", type=int, default=8, help="merges from one comparison to the next")
+    parser.add_argument("--config", type=Path, help="by default experiments/small.yaml with CIFAR-10 at the server")
     arguments = parser.parse_args()
-    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    rows: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    outside = [] if arguments.config else OUTSIDE
     for seed in arguments.seeds:
-        setting = [f"seed={seed}", "workers=0", f"rounds={arguments.rounds}", "evaluation.every=1000", *OUTSIDE]
-        config = load_config(Path("experiments/small.yaml"), setting)
+        setting = [f"seed={seed}", "workers=0", f"rounds={arguments.rounds}", "evaluation.every=1000"]
+        setting += [*outside, "method={name: feddle, objective: distil}"]
+        config = load_config(arguments.config or Path("experiments/small.yaml"), setting)
         run = simulated(config, build_problem(config))
         assert isinstance(run.server.strategy, Feddle)
         probing = run.server.strategy.search = Probing(run, arguments.every)
@@ -113,11 +165,12 @@ def main() -> None:
         for name, measured in probing.rows.items():
             rows[name] += measured
     print(
-        "| objective | cosine with the in-domain ∂ℓ/∂c | accuracy gained by a search | comparisons |\n|---|---|---|---|"
+        "| objective | cosine with the in-domain ∂ℓ/∂c | cosine of two halves | accuracy gained by a search "
+        "| comparisons |\n|---|---|---|---|---|"
     )
     for name, measured in rows.items():
-        cosines, gains = zip(*measured, strict=True)
-        print(f"| {name} | {_mean(cosines, 2)} | {_mean(gains, 1)} | {len(measured)} |")
+        cosines, agreements, gains = zip(*measured, strict=True)
+        print(f"| {name} | {_mean(cosines, 2)} | {_mean(agreements, 2)} | {_mean(gains, 1)} | {len(measured)} |")
 
 
 def _mean(values: Sequence[float], digits: int) -> str:

@@ -4,7 +4,8 @@ Each grid varies options of `experiments/small.yaml`; `directions` varies those 
 are made one after the other, into a folder. Finished runs in the folder are not run again. Prints a table: accuracy in
 per cent (best of the last five evaluations), last accuracy, and accuracy after a quarter of the rounds, each as mean ±
 standard deviation over the seeds. The last column is the CPU time of the server and the clients together, divided by
-that of the first row.
+that of the first row. For runs with a gate, two more columns have the mean of `gate_cosine` with its standard deviation
+over all merges, and the share of merges with a closed gate.
 """
 
 import argparse
@@ -66,6 +67,28 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "surrogate (labels)": [*OUTSIDE],
         "clusters": [*OUTSIDE, "method.objective=clusters"],
     },
+    "gate": {
+        f"{domain}, {name}": [*where, *overrides]
+        for domain, where in (("out-of-domain", OUTSIDE), ("in-domain", []))
+        for name, overrides in {
+            "FedBuff": ["method=fedbuff"],
+            "no gate": ["method.gate=-1"],  # the same as without, with the cosines in the history
+            **{f"gate {threshold}": [f"method.gate={threshold}"] for threshold in (0.2, 0.5, 0.8)},
+            "always closed": ["method.gate=2"],
+        }.items()
+    },
+    "distil": {
+        f"{domain}, {name}": [*where, *overrides]
+        for domain, where in (("in-domain", []), ("out-of-domain", OUTSIDE))
+        for name, overrides in {
+            "FedBuff": ["method=fedbuff"],
+            "FedDF": ["method={name: feddf, late: add_deltas}"],
+            "clusters": ["method.objective=clusters"],
+            **{f"distil, {m} teachers": [f"method.objective={{name: distil, teachers: {m}}}"] for m in (2, 5, 20)},
+            "distil, feddle+": ["method={name: feddle+, objective: distil}"],
+            "with labels": [],
+        }.items()
+    },
     "out-of-domain searches": {
         name: [*OUTSIDE, *overrides]
         for name, overrides in {
@@ -105,7 +128,8 @@ def accuracies(config: Path, folder: Path, overrides: Sequence[str]) -> dict[str
         began = process_time()
         run = run_config(load_config(config, overrides), folder, quiet=True)
         found = [100 * line["accuracy"] for line in run.history if "accuracy" in line]
-        kept.write_text(json.dumps({"accuracies": found, "seconds": process_time() - began}))
+        gates = [(line["gate_cosine"], line["gate_closed"]) for line in run.history if "gate_cosine" in line]
+        kept.write_text(json.dumps({"accuracies": found, "seconds": process_time() - began, "gates": gates}))
     measured: dict[str, Any] = json.loads(kept.read_text())
     return measured
 
@@ -117,7 +141,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/variants"), help="a folder for the runs")
     arguments = parser.parse_args()
-    print(f"| {arguments.grid} | accuracy | last | after a quarter | CPU time |\n|---|---|---|---|---|")
+    gated = any("method.gate" in override for row in GRIDS[arguments.grid].values() for override in row)
+    head = [arguments.grid, "accuracy", "last", "after a quarter", "CPU time", *["cosine", "closed"] * gated]
+    print(f"| {' | '.join(head)} |\n{'|---' * len(head)}|")
     unit = None
     for name, overrides in GRIDS[arguments.grid].items():
         config, folder = CONFIGS.get(arguments.grid, CONFIG), arguments.out / arguments.grid
@@ -132,11 +158,21 @@ def main() -> None:
             [rule(curve) for curve in curves]
             for rule in (lambda c: max(c[-5:]), lambda c: c[-1], lambda c: c[len(c) // 4 - 1])
         )
-        print(f"| {name} | {_spread(best)} | {_spread(last)} | {_spread(early)} | {seconds / unit:.2f} |", flush=True)
+        row = [name, _spread(best), _spread(last), _spread(early), f"{seconds / unit:.2f}", *_gates(runs) * gated]
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
+def _gates(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = [gate for run in runs for gate in run.get("gates", [])]
+    if not found:
+        return ["–", "–"]
+    cosines, closed = zip(*found, strict=True)
+    return [_spread(cosines, 2), f"{100 * fmean(closed):.0f} %"]
+
+
+def _spread(values: Sequence[float], digits: int = 1) -> str:
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddle+": {"name": "feddle+", "atlas_size": 7},
     "feddle-surrogate": {"name": "feddle", "atlas_size": 7, "objective": "surrogate"},
     "feddle-clusters": {"name": "feddle", "atlas_size": 7, "objective": "clusters"},
+    "feddle-distil": {"name": "feddle", "atlas_size": 7, "objective": {"name": "distil", "teachers": 3}},
+    "feddle-gate": {"name": "feddle", "atlas_size": 7, "gate": 0.9},
     "fedbuff": {"name": "fedbuff", "buffer_size": 5},
     "fedavg": {"name": "fedavg", "late": "average_models"},
     "fedavg-discard": {"name": "fedavg", "late": "discard"},
@@ -51,6 +53,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddf": {"name": "feddf", "late": "add_deltas"},
     "convex": {"name": "convex"},
     "median": {"name": "median"},
+    "local": {"name": "local", "clients": 7, "epochs": 1},
 }
 
 

@@ -21,7 +21,7 @@ from feddle.core.rows import FloatRows, JoinedRows, Rows
 from feddle.core.search import SearchTask
 from feddle.data.examples import FromDataset
 from feddle.methods.convex import ConvexMerging
-from feddle.methods.fedbuff import FedBuff
+from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch, SgdSearch
@@ -170,7 +170,7 @@ def with_blocks(blocks: Blocks | None, lr: float = 1e-9, **more: Any) -> Played:
 
 def test_the_start_is_the_fallbacks_step_whatever_the_blocks() -> None:
     arrivals = [arrival(3.0, 0.5, 0.0), arrival(-1.0, 1.0, 2.0, staleness=3), arrival(0.0, 1.0, 1.0, staleness=8)]
-    fedbuff = Played(FedBuff(buffer_size=3)).merge(MODEL, arrivals)
+    fedbuff = Played(FedBuff(FedBuffOptions(buffer_size=3))).merge(MODEL, arrivals)
     assert torch.allclose(with_blocks(TWO).merge(MODEL, arrivals).vector, fedbuff.vector, atol=1e-6)
 
 
@@ -203,7 +203,7 @@ def test_the_search_starts_at_fed_ft_on_the_fallback() -> None:
     for blocks in (None, TWO):
         anchor = ServerAnchor(bench(), numbers(), recipe, holdout=0.0, seed=5)
         ours = with_blocks(blocks, server_anchor=anchor)
-        theirs = Played(FedFT(FedBuff(buffer_size=2), bench(), numbers(), recipe, seed=5))
+        theirs = Played(FedFT(FedBuff(FedBuffOptions(buffer_size=2)), bench(), numbers(), recipe, seed=5))
         model = MODEL
         for arrivals in rounds:
             expected = theirs.merge(model, arrivals)

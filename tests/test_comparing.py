@@ -166,8 +166,8 @@ def test_a_single_run_is_exported(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     names = {path.name for path in (tmp_path / "page").iterdir()}
     assert names == {"report.html", "runs.csv", "runs.md", "runs.tex", "runs-Accuracy.png"}
-    images = "Images: 50,000 for training, 500 for guidance at the server and 1,000 for testing."
-    assert all(images in (tmp_path / "page" / f"runs.{ending}").read_text() for ending in ("md", "tex"))
+    counts = "Examples: 50,000 for training, 500 for guidance at the server and 1,000 for testing."
+    assert all(counts in (tmp_path / "page" / f"runs.{ending}").read_text() for ending in ("md", "tex"))
     assert ",50000,500,1000," in (tmp_path / "page" / "runs.csv").read_text()
 
 

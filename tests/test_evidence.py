@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from command import run_feddle
-from feddle.data.examples import FromDataset, Selection, labels_of
+from feddle.data.examples import FromDataset, Selection, classes_of
 from feddle.records import hex_of, read_run
 from feddle.report.evidence import exact_p, standing
 from feddle.report.grid import grid_of_runs
@@ -61,10 +61,10 @@ def test_wilsons_interval_by_hand() -> None:
 def test_one_image_of_sixty_is_no_lead(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, name, [right / 60], tests=60) for name, right in (("a", 55), ("b", 54))]
     grid = grid_of_runs(folders)
-    assert headline(grid) == "No difference that 60 test images can show"
+    assert headline(grid) == "No difference that 60 test examples can show"
     assert lead(grid) == [
-        "a reaches 91.7%. b (90.0%): no difference that 60 test images can show "
-        "(exact paired test of the last models on 60 test images: p = 1)."
+        "a reaches 91.7%. b (90.0%): no difference that 60 test examples can show "
+        "(exact paired test of the last models on 60 test examples: p = 1)."
     ]
     assert not Document(page([grid])).inside("strong")
 
@@ -95,7 +95,7 @@ def test_several_seeds_need_a_difference_that_is_larger_than_their_spread(tmp_pa
 def test_seeds_do_not_replace_test_images(tmp_path: Path) -> None:
     # the same image of sixty for each seed: the spread over seeds is zero, and still it is one image
     runs = [*seeds_of(tmp_path, "a", [55 / 60] * 3, tests=60), *seeds_of(tmp_path, "b", [54 / 60] * 3, tests=60)]
-    assert headline(grid_of_runs(runs)) == "No difference that 60 test images can show"
+    assert headline(grid_of_runs(runs)) == "No difference that 60 test examples can show"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_quick_grids_have_no_verdict(tmp_path: Path) -> None:
 def test_runs_of_earlier_versions_have_no_lead(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, name, [value], tests=0) for name, value in (("a", 0.9), ("b", 0.5))]
     grid = grid_of_runs(folders)
-    assert headline(grid) == "No lead is named, because it is not recorded which test images are right"
+    assert headline(grid) == "No lead is named, because it is not recorded which test examples are right"
     assert "chance" not in "".join(Document(page([grid])).inside("text"))
 
 
@@ -156,10 +156,10 @@ def test_a_real_run_records_its_images_and_what_is_right(tmp_path: Path) -> None
     config = tmp_path / "tiny.yaml"
     config.write_text(json.dumps(TINY))
     made = run_feddle("run", config, "--out", tmp_path / "run")
-    assert "Images: 1,438 for training, 100 for guidance at the server and 259 for testing." in made.out
+    assert "Examples: 1,438 for training, 100 for guidance at the server and 259 for testing." in made.out
     run = read_run(tmp_path / "run")
     assert run.correct is not None
-    assert run.correct.bit_count() / run.data["test"] == run.last_accuracy
+    assert run.correct.bit_count() / run.data["test"] == run.last_score
     assert sum(map(sum, run.data["counts"])) == run.data["train"] == 1438
 
 
@@ -190,7 +190,7 @@ def test_the_classes_of_the_clients_are_the_first_section(tmp_path: Path) -> Non
     assert document.inside("h2")[:2] == ["Clients and classes", "Results"]
     assert "client 2: 2 of class 1, 1 of class 0" in document.inside("li")
     assert {"class 0", "class 1", "0", "2"} <= set(document.inside("span"))
-    assert " Number of training images of each client and class." in document.inside("figcaption")
+    assert " Number of training examples of each client and class." in document.inside("figcaption")
 
 
 def test_of_many_clients_some_are_shown_and_outliers_are_clipped(tmp_path: Path) -> None:
@@ -215,8 +215,8 @@ def test_a_run_counts_some_of_many_clients() -> None:
 def test_labels_are_known_only_where_they_are_classes() -> None:
     labels = torch.tensor([2, 0, 1])
     data = FromDataset(TensorDataset(torch.zeros(3, 2), labels))
-    known = labels_of(Selection(data, torch.tensor([1, 2])))
+    known = classes_of(Selection(data, torch.tensor([1, 2])))
     assert known is not None
     assert known.tolist() == [0, 1]
     for targets in (labels.float(), labels[:, None], labels - 1):
-        assert labels_of(FromDataset(TensorDataset(torch.zeros(3, 2), targets))) is None
+        assert classes_of(FromDataset(TensorDataset(torch.zeros(3, 2), targets))) is None

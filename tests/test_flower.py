@@ -565,12 +565,12 @@ def test_what_the_superlink_says_in_a_nodes_stead_ends_its_job() -> None:
     assert run.runtime.roster.nodes[12345].why == "error: Node Unavailable"
 
 
-def test_nodes_that_are_turned_away_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("feddle.runtimes.flower.network.log", lambda _, text, *values: told.append(text % values))
+def test_nodes_that_are_turned_away_are_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr("feddle.runtimes.flower.network.log", lambda _, text, *values: printed.append(text % values))
     run = federate(honest, nodes=lambda now: NODES if now < 20 else NODES[:1], clients={"count": 2, "per_round": 1})
     assert status_of(run)["turned_away"] == 1
-    away = [line for line in told if "too many nodes" in line]
+    away = [line for line in printed if "too many nodes" in line]
     assert away == [
         f"too many nodes: {max(NODES)} get no job; clients.count is 2 (0 of them are gone); raise it in a new run"
     ]
@@ -689,7 +689,7 @@ def test_what_a_real_federation_does_not_have_is_refused(changes: dict[str, Any]
         make_plan({**SETTINGS, **changes}, source="test")
 
 
-# --- stop, go on, replay
+# --- stop, continue, replay
 
 
 class KilledError(Exception):
@@ -932,7 +932,7 @@ def test_what_is_no_host_gets_no_certificate(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["ca.crt", "ca.key"])
-def test_an_authority_that_cannot_be_read_is_told_of(tmp_path: Path, damaged: str) -> None:
+def test_an_authority_that_cannot_be_read_is_reported(tmp_path: Path, damaged: str) -> None:
     certificates, other = Certificates(tmp_path / "keys"), Certificates(tmp_path / "others")
     for made in (certificates, other):
         made.make(["localhost"], 0)
@@ -958,11 +958,11 @@ def test_what_an_operator_sees(tmp_path: Path) -> None:
 
     run = ready(answer, rounds=3)
     run_in_folder(run, tmp_path / "run")
-    told = run_feddle("federation", "watch", tmp_path / "run").err.splitlines()
-    shown = [line for line in told if line.startswith("version")]
+    printed = run_feddle("federation", "watch", tmp_path / "run").err.splitlines()
+    shown = [line for line in printed if line.startswith("version")]
     assert [line.split(":")[0] for line in shown] == ["version 1/3", "version 2/3", "version 3/3"]
     assert all("3 nodes, staleness" in line and "accuracy" in line for line in shown)
-    assert "client 1, failure 2: error: out of memory" in told
+    assert "client 1, failure 2: error: out of memory" in printed
     with (console := Console(width=200)).capture() as captured:
         console.print(picture(json.loads((tmp_path / "run" / "status.json").read_text())))
     text = captured.get()
@@ -983,9 +983,9 @@ def test_an_operator_is_told_that_a_server_says_nothing(
         (tmp_path / "status.json").write_text(json.dumps({**status, "at": time.time() - 100}))
         display.show()
         display.show()
-        told = capsys.readouterr().err
-        assert f"no status from the ServerApp (process {os.getpid()}) for 100 s" in told
-        assert told.count("no status") == 1
+        printed = capsys.readouterr().err
+        assert f"no status from the ServerApp (process {os.getpid()}) for 100 s" in printed
+        assert printed.count("no status") == 1
     with FederationDisplay(tmp_path, since=time.time()) as display:
         display.show()
         assert capsys.readouterr().err == "", "another process is being started"
@@ -994,14 +994,19 @@ def test_an_operator_is_told_that_a_server_says_nothing(
     assert "no status for 100 s" in captured.get()
 
 
-def test_an_operator_is_told_word_for_word_and_of_no_damaged_line(
+def test_an_operator_sees_text_unchanged_and_no_damaged_line_or_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FederationDisplay(tmp_path) as display:
         display.say("logs in /data/[bold]/[/x]")
-        (tmp_path / "history.jsonl").write_text('x\n{"version": 2, "nodes": 1, "staleness": [0]}\n')
+        (tmp_path / "status.json").write_text('{"at": "now", "version": 1}')
+        (tmp_path / "history.jsonl").write_text('x\n{"version": 2, "nodes": 1, "staleness": [0]}\n{"version": 3}\n')
         display.show()
-    assert capsys.readouterr().err.splitlines() == ["logs in /data/[bold]/[/x]", "version 2: 1 nodes, staleness 0"]
+    assert capsys.readouterr().err.splitlines() == [
+        "logs in /data/[bold]/[/x]",
+        "version 2: 1 nodes, staleness 0",
+        "version 3: 0 nodes, staleness ",
+    ]
 
 
 class ShortFederation:
@@ -1061,7 +1066,7 @@ def test_an_app_to_start_from(tmp_path: Path) -> None:
     assert all(file.is_file() for file in files)
     settings = tomllib.loads((tmp_path / "mine" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert make_plan({key: value for key, value in settings.items() if key != "out"}, source="app").rounds == 20
-    assert_refused("exists already", "federation", "new", tmp_path / "mine")
+    assert_refused("already exists", "federation", "new", tmp_path / "mine")
 
 
 @pytest.mark.parametrize(

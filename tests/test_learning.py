@@ -277,6 +277,19 @@ def test_batchnorm_leaves_out_a_last_batch_of_one() -> None:
     assert update.metrics == {}
 
 
+@pytest.mark.parametrize(("mu", "end"), [(0.0, [0.15, 0.0, 0.3]), (1.0, [0.14, 0.0, 0.28])])
+def test_the_proximal_term_pulls_towards_the_start(mu: float, end: list[float]) -> None:
+    # x = (1, 0, 2), y = 1, ℓ = ½(w·x − 1)², lr 0.1. First step from w = 0: gradient −x, so w = (0.1, 0, 0.2).
+    # Second step: w·x = 0.5, gradient −0.5x + μw = (−0.5 + 0.1μ, 0, −1 + 0.2μ).
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    data = FromDataset(TensorDataset(torch.tensor([[1.0, 0.0, 2.0]]), torch.tensor([[1.0]])))
+    recipe = Recipe(optimizer="sgd", lr=0.1, epochs=2, proximal=mu)
+    value = train(model, data, recipe, 0, lambda outputs, targets: ((outputs - targets) ** 2 / 2).mean())
+    assert torch.allclose(model.weight, torch.tensor([end]))
+    assert value == pytest.approx(0.125), "the term is not part of the loss that is reported"
+
+
 def test_evaluate_counts_right_answers() -> None:
     # identity model: the larger input wins; 3 of 4 labels agree
     data = FromDataset(

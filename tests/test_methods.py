@@ -16,13 +16,13 @@ from feddle.core.atlas import Atlas
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.data.examples import FromDataset
-from feddle.methods.ca2fl import CA2FL
+from feddle.methods.ca2fl import CA2FL, Ca2flOptions
 from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache, _FileRows
 from feddle.methods.convex import ConvexMerging, into_simplex
 from feddle.methods.fadas import Fadas, FadasOptions
-from feddle.methods.fedasync import FedAsync
-from feddle.methods.fedavg import FedAvg
+from feddle.methods.fedasync import FedAsync, FedAsyncOptions
+from feddle.methods.fedavg import FedAvg, FedAvgOptions
 from feddle.methods.feddf import FedDF, FedDFOptions
 from feddle.methods.feddle.anchors import CalibratedAnchors
 from feddle.methods.feddle.fallback import FedBuffFallback
@@ -30,7 +30,7 @@ from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
 from feddle.methods.fedft import FedFT
 from feddle.methods.hfcl import HFCL
-from feddle.methods.median import CoordinateMedian
+from feddle.methods.median import CoordinateMedian, MedianOptions
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench
 from three_numbers import Played, Quadratic, Scaled, arrival, bench, close, numbers, weights
@@ -45,12 +45,12 @@ def test_fedasync_mixes_the_clients_whole_model() -> None:
     # τ = 3: α_τ = 0.8/√4 = 0.4. The client's model is start + Δ = (0,0,1) + (4,0,0) = (4,0,1), so
     # w = 0.6·(1,2,3) + 0.4·(4,0,1) = (2.2, 1.2, 2.2). A delta against the current model would give (1 + 1.6, 2, 3).
     late = arrival(4.0, 0.0, 0.0, staleness=3, start=weights(0.0, 0.0, 1.0))
-    assert close(Played(FedAsync(alpha=0.8, exponent=0.5)).merge(MODEL, [late]).vector, 2.2, 1.2, 2.2)
+    assert close(Played(FedAsync(FedAsyncOptions(alpha=0.8, exponent=0.5))).merge(MODEL, [late]).vector, 2.2, 1.2, 2.2)
 
 
 def test_fedasync_mixes_one_after_the_other_and_its_weight_does_not_compound() -> None:
     # twice ½ of (4,4,4) from 0: (2,2,2), then (3,3,3); a round later ½ again: (3.5, 3.5, 3.5)
-    strategy, client = Played(FedAsync(alpha=0.5, exponent=0.0)), arrival(4.0, 4.0, 4.0)
+    strategy, client = Played(FedAsync(FedAsyncOptions(alpha=0.5, exponent=0.0))), arrival(4.0, 4.0, 4.0)
     once = strategy.merge(weights(0.0, 0.0, 0.0), [client, client])
     assert close(once.vector, 3.0, 3.0, 3.0)
     assert close(strategy.merge(once, [client]).vector, 3.5, 3.5, 3.5)
@@ -60,7 +60,7 @@ def test_fedasync_mixes_one_after_the_other_and_its_weight_does_not_compound() -
 
 
 def ca2fl(clients: int = 4, buffer_size: int = 2, lr: float = 1.0) -> Played:
-    return Played(CA2FL(ClientCache(clients, 3), buffer_size, lr))
+    return Played(CA2FL(Ca2flOptions(buffer_size=buffer_size, lr=lr), ClientCache(clients, 3)))
 
 
 def test_ca2fl_calibrates_by_the_clients_last_updates() -> None:
@@ -190,14 +190,16 @@ def test_fadas_uses_the_clients_own_delta_wherever_it_started() -> None:
 
 def test_the_median_of_each_coordinate() -> None:
     odd = [arrival(1.0, 5.0, -1.0), arrival(2.0, -9.0, 0.0), arrival(9.0, 1.0, 7.0)]
-    assert close(Played(CoordinateMedian()).merge(MODEL, odd).vector, 3.0, 3.0, 3.0)  # + (2, 1, 0)
+    assert close(Played(CoordinateMedian(MedianOptions())).merge(MODEL, odd).vector, 3.0, 3.0, 3.0)  # + (2, 1, 0)
     even = [*odd, arrival(4.0, 3.0, -8.0)]
-    assert close(Played(CoordinateMedian(lr=2.0)).merge(MODEL, even).vector, 7.0, 6.0, 2.0)  # + 2·(3, 2, −½)
+    assert close(
+        Played(CoordinateMedian(MedianOptions(lr=2.0))).merge(MODEL, even).vector, 7.0, 6.0, 2.0
+    )  # + 2·(3, 2, −½)
 
 
 def test_a_wild_update_does_not_move_the_median() -> None:
     calm = [arrival(1.0, 1.0, 1.0), arrival(1.1, 1.0, 0.9)]
-    merged = Played(CoordinateMedian()).merge(weights(0.0, 0.0, 0.0), [*calm, arrival(-1e6, 1e6, 1e6)])
+    merged = Played(CoordinateMedian(MedianOptions())).merge(weights(0.0, 0.0, 0.0), [*calm, arrival(-1e6, 1e6, 1e6)])
     assert float(merged.vector.abs().max()) <= 1.1
 
 
@@ -244,7 +246,7 @@ SGD = Recipe(optimizer="sgd", lr=0.1, epochs=1, batch_size=8)
 
 def test_fed_ft_merges_and_then_fine_tunes() -> None:
     # w₁: 1 + 1 = 2 by the merge; fine-tuning on (2w − 2)² has gradient 8 at 2, so w₁ = 2 − 0.8 = 1.2
-    strategy = Played(FedFT(FedAvg("add_deltas"), bench(), numbers(), SGD, seed=0))
+    strategy = Played(FedFT(FedAvg(FedAvgOptions(late="add_deltas")), bench(), numbers(), SGD, seed=0))
     merged = strategy.merge(MODEL, [arrival(1.0, 5.0, 0.0)])
     assert close(merged.vector, 1.2, 7.0, 3.0)
     # a round without arrivals fine-tunes too: (2.4 − 2)² has gradient 1.6, so w₁ = 1.2 − 0.16 = 1.04

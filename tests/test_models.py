@@ -599,7 +599,7 @@ DAMAGES: dict[str, tuple[str, Damage, str]] = {
     ),
     "no deviation": ("hugging face", settings(PROCESSOR, image_std=[0, 1, 1]), "a list of 3 numbers above 0, got"),
     "timm's weights cut": ("timm", cut, "model.safetensors cannot be read"),
-    "timm's weights misshaped": ("timm", other_shapes, "patch_embed.proj.weight.* missing or misshaped"),
+    "timm's weights misshaped": ("timm", other_shapes, "patch_embed.proj.weight.* missing or has the wrong shape"),
     "timm's weights are a pipe": ("timm", pipe(WEIGHTS), "it holds no model.safetensors"),
     "timm's mean": ("timm", settings(pretrained_cfg={"mean": "x"}), "config.json: image_mean should be a list"),
     "timm's heads": ("timm", settings(model_args={"num_heads": "x"}), "cannot load the model.*expected int, got str"),

@@ -193,7 +193,7 @@ def test_femnist_is_parsed_again_only_when_its_files_change(tmp_path: Path, data
 
 def test_a_pipe_among_leafs_files_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(write_leaf(tmp_path / "all_data", writers("a", "b", labels=[1, 2])) / "all_data_1.json")
-    with pytest.raises(FeddleError, match=r"all_data_1.json is no regular file"):
+    with pytest.raises(FeddleError, match=r"all_data_1.json is not a regular file"):
         open_data(config_of("femnist", tmp_path).data)
 
 

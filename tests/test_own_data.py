@@ -243,7 +243,10 @@ def link(name: str, target: str) -> Callable[[Path], str]:
 GREY, TWO = np.zeros((4, 8, 8), np.uint8), np.array([0, 1, 0, 1])
 MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "missing path": (lambda _: "nothing.csv", "there is no file or folder nothing.csv; correct the path"),
-    "unknown ending": (file_with("mine.xlsx", b"x"), "mine.xlsx ends in .xlsx; expected a .csv or .npz file, a folder"),
+    "unknown ending": (
+        file_with("mine.xlsx", b"x"),
+        "mine.xlsx has the file extension .xlsx; expected a .csv or .npz file, a folder",
+    ),
     "empty file": (file_with("mine.csv", b""), "mine.csv is empty; it needs a line of column names"),
     "header alone": (file_with("mine.csv", b"path,label\n"), "mine.csv has a header but no rows"),
     "not text": (file_with("mine.csv", b"path,label\n\xff\xfe,1\n"), "cannot read"),
@@ -287,10 +290,16 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         folders(images=["train/a/1.png", "train/b/1.png", "test/c/1.png"]),
         "has no training image of the class 'c'",
     ),
-    "a pipe among the images": (pipe("mine/a/x.png"), "mine/a/x.png is no regular file, or a broken link; remove it"),
-    "a pipe further down": (pipe("mine/a/more/x.png"), "more/x.png is no regular file, or a broken link; remove it"),
-    "a device": (link("mine/a/x.png", "/dev/zero"), "mine/a/x.png is no regular file, or a broken link; remove it"),
-    "a broken link": (link("mine/a/x.png", "gone.png"), "mine/a/x.png is no regular file, or a broken link; remove it"),
+    "a pipe among the images": (
+        pipe("mine/a/x.png"),
+        "mine/a/x.png is not a regular file, or a broken link; remove it",
+    ),
+    "a pipe further down": (pipe("mine/a/more/x.png"), "more/x.png is not a regular file, or a broken link; remove it"),
+    "a device": (link("mine/a/x.png", "/dev/zero"), "mine/a/x.png is not a regular file, or a broken link; remove it"),
+    "a broken link": (
+        link("mine/a/x.png", "gone.png"),
+        "mine/a/x.png is not a regular file, or a broken link; remove it",
+    ),
     "a pipe in a table": (
         lambda f: broken_table(f, cell(7, 0, pipe("mine/x.png")(f) + "/x.png")),
         "mine/x.png; correct its path or leave it out",
@@ -318,7 +327,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         archive(pictures=GREY),
         "mine.npz holds no images: its arrays are pictures; it should hold images and",
     ),
-    "no labels": (archive(images=GREY), "mine.npz has no labels; add that array"),
+    "no labels": (archive(images=GREY), "mine.npz has no labels; add an array `labels`"),
     "floats": (archive(images=GREY / 255, labels=TWO), "images should be uint8 (0 to 255), not float64"),
     "flat images": (archive(images=GREY.reshape(4, 64), labels=TWO), "not (4, 64)"),
     "too few labels": (archive(images=GREY, labels=TWO[:3]), "labels has the shape (3,), but there are 4 images"),
@@ -649,7 +658,7 @@ def test_a_hugging_face_dataset_of_splits(tmp_path: Path) -> None:
     assert collection.train.owners is None
     hf.DatasetDict(other=dataset(colours)).save_to_disk(tmp_path / "odd")
     said = run_feddle("run", "--data", "odd")
-    assert (said.code, "has the splits other, but none that is called train" in said.err) == (2, True)
+    assert (said.code, "has the splits other, but none is called train" in said.err) == (2, True)
     (tmp_path / "mine" / "train" / "state.json").write_text("{")
     said = run_feddle("run", "--data", "mine")
     assert (said.code, said.err.count("\n"), "as a Hugging Face dataset on disk" in said.err) == (2, 1, True)
@@ -726,7 +735,7 @@ def test_an_image_that_pillow_warns_of_is_decoded_in_silence(tmp_path: Path) -> 
 
 def test_a_pipe_that_takes_the_place_of_an_image_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.png")
-    with pytest.raises(FeddleError, match=r"x.png is no regular file, or it is missing; leave it out"):
+    with pytest.raises(FeddleError, match=r"x.png is not a regular file, or it is missing; leave it out"):
         Files.of(tmp_path, ["x.png"]).decode(0, 28, 3)
 
 

@@ -200,7 +200,7 @@ def test_equal_folder_names_are_told_apart_by_their_parents(tmp_path: Path) -> N
 
 def test_the_papers_rule_is_the_best_of_the_last_five(tmp_path: Path) -> None:
     run = read_run(make_run(tmp_path / "a", accuracies=[0.9, 0.1, 0.2, 0.5, 0.3, 0.4], result={}))
-    assert (run.accuracy, run.last_accuracy, run.bytes_up) == (0.5, 0.4, 6e6)
+    assert (run.score, run.last_score, run.bytes_up) == (0.5, 0.4, 6e6)
     assert run.status == "not ended, round 6"
 
 
@@ -211,7 +211,7 @@ def test_what_the_result_says_comes_first(tmp_path: Path) -> None:
         result={"accuracy": 0.81, "finished": False, "negative_share": None},
     )
     run = read_run(folder)
-    assert (run.accuracy, run.last_accuracy, run.negative_share) == (0.81, 0.6, 0.5)
+    assert (run.score, run.last_score, run.negative_share) == (0.81, 0.6, 0.5)
     assert run.status == "interrupted, round 3"
 
 
@@ -230,8 +230,12 @@ def test_numbers_are_shown_as_people_say_them() -> None:
     [
         ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "reaches 81.0%, 6.0 percentage points more than r1 (75.0%). Ex"),
         ([0.81, 0.80], "r0 leads by 1.0 points", "r0 reaches 81.0%, 1.0 percentage points more than r1"),
-        ([0.5, 0.50001], "No difference that 1,000 test images can show", "r1 reaches 50.0%. r0 (50.0%): no diff"),
-        ([0.81, 0.809, 0.7], "r0 and r1: no difference that 1,000 test images can show", "p = 1). Behind: r2 (70.0%)."),
+        ([0.5, 0.50001], "No difference that 1,000 test examples can show", "r1 reaches 50.0%. r0 (50.0%): no diff"),
+        (
+            [0.81, 0.809, 0.7],
+            "r0 and r1: no difference that 1,000 test examples can show",
+            "p = 1). Behind: r2 (70.0%).",
+        ),
         ([0.5, None], "r0 reaches 50.0%", "No evaluation yet: r1."),
         ([None], "No evaluation yet", "No evaluation yet: r0."),
     ],
@@ -322,7 +326,9 @@ def test_the_page_shows_all_parts(tmp_path: Path) -> None:
     document = Document(html)
     assert document.inside("h1") == ["No winner: not all runs are finished"]
     assert {"80.0%", "70.0%"} <= set(document.inside("td"))  # so none is bold
-    assert "Images: 50,000 for training, 500 for guidance at the server and 1,000 for testing." in document.inside("p")
+    assert "Examples: 50,000 for training, 500 for guidance at the server and 1,000 for testing." in document.inside(
+        "p"
+    )
     assert "70.0%" in document.inside("td")
     assert "25.0%" in document.inside("td")
     assert {"interrupted, round 2", "updates refused: NaN (3)", spent} <= set(document.inside("small"))

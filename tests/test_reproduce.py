@@ -269,8 +269,8 @@ def test_what_a_stopped_cell_had_come_to_is_not_shown_when_it_goes_on(tmp_path: 
     def look(line: Any) -> None:
         if line["round"] == 1:
             run = read_run(task.folder)
-            shown.append((run.accuracy, run.status))
-            assert run.accuracy == line["accuracy"]
+            shown.append((run.score, run.status))
+            assert run.score == line["accuracy"]
 
     with pytest.raises(KeyboardInterrupt):
         run_task(task, stop)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from feddle.core.errors import FeddleError
 from feddle.report.files import to_csv, to_latex, to_markdown
 from feddle.report.grid import Grid, read_grid
 from feddle.report.page import page
@@ -141,7 +142,18 @@ def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path, damaged: str)
     (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text(damaged)
     assert "Without a record of config and data" in page([read_grid(grid.folder)])
     (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text('{"feddle": ["0.1"]}')
-    assert "['0.1'] 0.1.0" in to_csv(read_grid(grid.folder))
+    assert "['0.1']" not in to_csv(read_grid(grid.folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("title", 3), ("note", []), ("figure", 5), ("asked", "x"), ("axes", {"method": [{"value": 1}]}), ("grid", None)],
+)
+def test_a_damaged_record_of_a_grid_is_refused_in_one_line(tmp_path: Path, name: str, value: object) -> None:
+    folder = make_grid(tmp_path / "g", CURVES).folder
+    (folder / "grid.json").write_text(json.dumps(json.loads((folder / "grid.json").read_text()) | {name: value}))
+    with pytest.raises(FeddleError, match=rf"grid.json: expected a grid of `feddle reproduce`, but ValueError {name}"):
+        read_grid(folder)
 
 
 # What was really run

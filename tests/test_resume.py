@@ -21,7 +21,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from command import FEDDLE, Said, run_feddle
-from feddle.cli.display import RunDisplay
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.state import load, without_prefix
@@ -31,6 +30,7 @@ from feddle.methods.options import AnyMethod
 from feddle.run.checkpoint import MANIFEST, Checkpoint, Pace
 from feddle.run.folder import RunFolder, go_to_the_end, resume_run, run_config
 from feddle.run.problem import Problem, build_problem
+from feddle.run.progress import RunDisplay
 from feddle.run.run import Line
 from feddle.run.simulate import simulated
 from feddle.runtimes.workers import WorkerPool
@@ -128,6 +128,12 @@ def test_a_run_that_was_killed_as_it_finished_is_finished(tmp_path: Path, whole:
     shutil.copytree(checkpoint, tmp_path / "run" / "checkpoint")
     assert resume_run(tmp_path / "run", quiet=True) is None
     assert kept(tmp_path / "run") == whole("fedbuff")
+
+
+@pytest.mark.parametrize("damaged", ['{"finished": true}', '{"finished": true, "rounds": "x"}', "[1]"])
+def test_a_damaged_result_of_a_finished_run_is_no_traceback(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "result.json").write_text(damaged)
+    assert RunFolder(tmp_path).saved_rounds() == 0
 
 
 def test_a_stop_while_a_finished_run_is_tidied_does_not_unfinish_it(
@@ -480,7 +486,7 @@ def test_two_processes_do_not_run_one_folder(tmp_path: Path) -> None:
     with subprocess.Popen([*FEDDLE, "run", config, "-q", "--out", out]) as first:
         try:
             wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out)
-            with pytest.raises(FeddleError, match=rf"another process is running {out}"):
+            with pytest.raises(FeddleError, match=rf"another process is using {out}"):
                 resume_run(out, quiet=True)
         finally:
             first.kill()

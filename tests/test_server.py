@@ -11,8 +11,8 @@ import torch
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Merged, Update
-from feddle.methods.fedavg import FedAvg
-from feddle.methods.fedbuff import FedBuff
+from feddle.methods.fedavg import FedAvg, FedAvgOptions
+from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.server import Server
 from three_numbers import close, state, weights
 
@@ -22,7 +22,7 @@ def update(job: Job, *delta: float, examples: int = 1) -> Update:
 
 
 def server() -> Server:
-    return Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"))
+    return Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")))
 
 
 def test_staleness_is_a_difference_of_versions_and_start_is_what_the_client_began_from() -> None:
@@ -101,7 +101,7 @@ def test_a_bad_update_is_refused_counted_and_changes_nothing(fields: dict[str, A
 
 
 def test_running_statistics_are_checked_too() -> None:
-    core = Server(weights(0.0, 0.0, 0.0, buffers=[1.0]), FedAvg("add_deltas"))
+    core = Server(weights(0.0, 0.0, 0.0, buffers=[1.0]), FedAvg(FedAvgOptions(late="add_deltas")))
     job = core.dispatch(1)
     for value, reason in ((NAN, "not a number"), (INF, "infinite")):
         assert not core.receive(bad(job, buffers=torch.tensor([value])))
@@ -110,7 +110,7 @@ def test_running_statistics_are_checked_too() -> None:
 
 
 def test_a_layout_must_be_named() -> None:
-    core = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), digest="ours")
+    core = Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), digest="ours")
     job = core.dispatch(1)
     assert not core.receive(bad(job))
     assert not core.receive(bad(job, digest="theirs"))
@@ -147,7 +147,7 @@ def test_jobs_that_are_not_in_flight_are_refused_by_their_reasons() -> None:
 
 
 def test_a_norm_is_bounded_by_the_highest_median_so_far() -> None:
-    core = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=5.0)
+    core = Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), max_norm_ratio=5.0)
     assert core.receive(update(core.dispatch(0), 1000.0, 0.0, 0.0)), "too few to compare with"
     for i in range(19):
         assert core.receive(update(core.dispatch(1), 1.0 if i % 2 else 3.0, 0.0, 0.0))
@@ -160,14 +160,14 @@ def test_a_norm_is_bounded_by_the_highest_median_so_far() -> None:
         assert core.receive(update(core.dispatch(3), 0.0, 0.0, 10.0)), "the median follows"
     assert core.receive(update(core.dispatch(3), 0.0, 0.0, 49.0))
     assert len(core.state.norms) == 100
-    free = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"))
+    free = Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")))
     for _ in range(50):
         free.receive(update(free.dispatch(1), 1.0, 0.0, 0.0))
     assert free.receive(update(free.dispatch(1), 1e9, 0.0, 0.0))
 
 
 def test_the_bound_does_not_shrink_when_most_clients_have_nothing_left_to_learn() -> None:
-    core = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=100.0)
+    core = Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), max_norm_ratio=100.0)
     for norm in [1.0] * 20 + [1e-9] * 100:
         assert core.receive(update(core.dispatch(0), norm, 0.0, 0.0))
     late = core.dispatch(1)
@@ -176,7 +176,7 @@ def test_the_bound_does_not_shrink_when_most_clients_have_nothing_left_to_learn(
 
 
 def test_an_update_is_not_long_beside_a_model_of_its_own_norm() -> None:
-    core = Server(weights(3.0, 4.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=100.0)
+    core = Server(weights(3.0, 4.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), max_norm_ratio=100.0)
     for _ in range(20):  # clients with one example each
         assert core.receive(update(core.dispatch(0), 1e-6, 0.0, 0.0))
     job = core.dispatch(1)
@@ -185,7 +185,7 @@ def test_an_update_is_not_long_beside_a_model_of_its_own_norm() -> None:
 
 
 def test_a_model_that_starts_at_zero_sets_no_limit() -> None:
-    core = Server(weights(0.0, 0.0, 0.0), FedBuff(buffer_size=1, lr=0.01), max_norm_ratio=100.0)
+    core = Server(weights(0.0, 0.0, 0.0), FedBuff(FedBuffOptions(buffer_size=1, lr=0.01)), max_norm_ratio=100.0)
     for _ in range(40):  # after the first step the model's norm is 0.01, a hundredth of every update's
         assert core.receive(update(core.dispatch(0), 1.0, 0.0, 0.0))
         core.advance()
@@ -193,7 +193,7 @@ def test_a_model_that_starts_at_zero_sets_no_limit() -> None:
 
 
 def test_attackers_cannot_raise_the_limit_through_the_model() -> None:
-    core = Server(weights(3.0, 4.0, 0.0), FedBuff(buffer_size=1), max_norm_ratio=100.0)
+    core = Server(weights(3.0, 4.0, 0.0), FedBuff(FedBuffOptions(buffer_size=1)), max_norm_ratio=100.0)
     for step in range(200):  # one client in ten sends as much as it may
         job = core.dispatch(step % 10)
         core.receive(update(job, 499.0 if step % 10 == 0 and step < 20 else 0.1, 0.0, 0.0))
@@ -203,7 +203,9 @@ def test_attackers_cannot_raise_the_limit_through_the_model() -> None:
 
 
 def test_until_enough_norms_are_known_the_model_stands_for_their_median() -> None:
-    core = Server(weights(3.0, 4.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=10.0)  # norm 5: at most 50
+    core = Server(
+        weights(3.0, 4.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), max_norm_ratio=10.0
+    )  # norm 5: at most 50
     job = core.dispatch(0)
     assert not core.receive(update(job, 0.0, 50.5, 0.0))
     assert core.refused == {"too long": 1}
@@ -264,7 +266,9 @@ def test_a_refused_update_is_in_the_notes_of_its_round() -> None:
 
 
 def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_have() -> None:
-    first, second = (Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"), max_norm_ratio=5.0) for _ in range(2))
+    first, second = (
+        Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), max_norm_ratio=5.0) for _ in range(2)
+    )
     early = first.dispatch(7)
     for i in range(120):  # more than are remembered
         last = first.dispatch(1)
@@ -351,3 +355,18 @@ def test_running_statistics_that_a_strategy_leaves_alone_are_averaged() -> None:
     core.receive(replace(update(core.dispatch(0), 1.0, 0.0, 0.0), buffers=torch.tensor([2.0])))
     core.advance()
     assert core.model.buffers.tolist() == [7.0], "a strategy may compute its own"
+
+
+def test_the_deployed_model_is_a_moving_average() -> None:
+    # versions 4 and 10: the average starts at 4. With decay ½, version 2 has the decay 2/12: 4 + (1 − 1/6)·6 = 9. With
+    # decay 0.1 it is 4 + 0.9·6 = 9.4. Clients start from the last version.
+    for decay, expected in ((0.5, 9.0), (0.1, 9.4), (0.0, 10.0)):
+        core = Server(weights(0.0), FedAvg(FedAvgOptions(late="add_deltas")), averaging=decay)
+        for delta in (4.0, 6.0):
+            core.receive(update(core.dispatch(0), delta))
+            core.advance()
+        assert core.model.vector.item() == 10.0
+        assert core.deployed.vector.item() == pytest.approx(expected)
+        again = Server(weights(0.0), FedAvg(FedAvgOptions(late="add_deltas")), averaging=decay)
+        again.load_state_dict(core.state_dict())
+        assert torch.equal(again.deployed.vector, core.deployed.vector)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.data.partition import even
-from feddle.methods.fedavg import FedAvg, Late
+from feddle.methods.fedavg import FedAvg, FedAvgOptions, Late
 from feddle.runtimes.simulation import Delays, Simulation
 from feddle.server import Server
 from three_numbers import close, weights
@@ -43,7 +43,7 @@ class FixedDelays(Delays):
 
 def simulation(delays: Sequence[int], *, per_round: int, late: Late = "add_deltas") -> tuple[Simulation, Scripted]:
     trainer = Scripted()
-    server = Server(weights(0.0, 0.0, 0.0), FedAvg(late))
+    server = Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late=late)))
     eligible = np.arange(len(delays))
     drawn = FixedDelays(fixed=tuple(delays))
     return Simulation(server, trainer, drawn, eligible=eligible, per_round=per_round, seed=0), trainer
@@ -112,7 +112,7 @@ def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
     began = time.process_time()
     partition = even(60_000, clients=1_000_000, seed=0)
     eligible = partition.sizes.nonzero().flatten().numpy()
-    server = Server(weights(0.0, 0.0, 0.0), FedAvg("add_deltas"))
+    server = Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")))
     delays = Delays(sigma=20.0)
     world = Simulation(server, Scripted(), delays, eligible=eligible, per_round=10, seed=0)
     for _ in range(100):

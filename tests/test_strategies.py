@@ -10,24 +10,29 @@ from feddle.core.atlas import Atlas
 from feddle.core.blocks import Blocks, Segment
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
-from feddle.methods.ca2fl import CA2FL
+from feddle.core.metrics import ACCURACY
+from feddle.methods.ca2fl import CA2FL, Ca2flOptions
 from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache
 from feddle.methods.convex import ConvexMerging
 from feddle.methods.fadas import Fadas, FadasOptions
-from feddle.methods.fedasync import FedAsync
-from feddle.methods.fedavg import FedAvg, Late
-from feddle.methods.fedbuff import FedBuff
+from feddle.methods.fedasync import FedAsync, FedAsyncOptions
+from feddle.methods.fedavg import FedAvg, FedAvgOptions, Late
+from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.feddf import FedDF, FedDFOptions
 from feddle.methods.feddle.anchors import Anchoring, CalibratedAnchors, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
+from feddle.methods.feddle.gate import GatedSearch
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch
 from feddle.methods.feddle.server_anchor import ServerAnchor
 from feddle.methods.fedft import FedFT
 from feddle.methods.hfcl import HFCL
-from feddle.methods.median import CoordinateMedian
+from feddle.methods.local import Local
+from feddle.methods.median import CoordinateMedian, MedianOptions
 from feddle.methods.strategy import Strategy
+from feddle.training.distil import DistilObjective
+from feddle.training.parts import ClientScore
 from feddle.training.train import Recipe
 from three_numbers import Played, Quadratic, Scaled, arrival, bench, close, numbers, weights
 
@@ -70,13 +75,13 @@ def feddle(
 def test_fedavg(late: Late, expected: tuple[float, ...]) -> None:
     in_time = arrival(4.0, 0.0, 0.0, examples=1, start=MODEL)
     too_late = arrival(0.0, 8.0, 0.0, examples=3, staleness=2, start=weights(0.0, 0.0, 4.0))
-    strategy = Played(FedAvg(late))
+    strategy = Played(FedAvg(FedAvgOptions(late=late)))
     assert close(strategy.merge(MODEL, [in_time, too_late]).vector, *expected)
     assert strategy.max_staleness == (0 if late == "discard" else None)
 
 
 def test_fedbuff_divides_by_the_buffer_size_and_keeps_the_rest() -> None:
-    strategy = Played(FedBuff(buffer_size=2, lr=0.5, staleness="sqrt"))
+    strategy = Played(FedBuff(FedBuffOptions(buffer_size=2, lr=0.5, staleness="sqrt")))
     first = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0)])
     assert torch.equal(first.vector, MODEL.vector)
     # the buffer is full with the second: ½/2·(1·(4,0,0) + ½·(0,8,0)) = (1, 1, 0); the third waits
@@ -89,7 +94,7 @@ def test_fedbuff_divides_by_the_buffer_size_and_keeps_the_rest() -> None:
 
 
 def test_fedbuff_flushes_as_often_as_it_is_full() -> None:
-    strategy = Played(FedBuff(buffer_size=1, lr=1.0, staleness="constant"))
+    strategy = Played(FedBuff(FedBuffOptions(buffer_size=1, lr=1.0, staleness="constant")))
     merged = strategy.merge(MODEL, [arrival(1.0, 0.0, 0.0, staleness=9), arrival(0.0, 1.0, 0.0)])
     assert close(merged.vector, 2.0, 3.0, 3.0)
     assert strategy.notes == {"flushes": 2, "buffered": 0}
@@ -118,7 +123,7 @@ def test_fallbacks(fallback: Fallback, raw: tuple[float, ...]) -> None:
 
 def test_feddle_starts_from_fedbuffs_step_exactly() -> None:
     arrivals = [arrival(3.0, 0.5, 0.0), arrival(-1.0, 1.0, 2.0, staleness=3), arrival(0.0, 1.0, 1.0, staleness=8)]
-    fedbuff = Played(FedBuff(buffer_size=3)).merge(MODEL, arrivals)
+    fedbuff = Played(FedBuff(FedBuffOptions(buffer_size=3))).merge(MODEL, arrivals)
     assert torch.allclose(feddle().merge(MODEL, arrivals).vector, fedbuff.vector, atol=1e-6)
 
 
@@ -198,12 +203,28 @@ def test_feddle_without_a_new_anchor_does_not_search() -> None:
 
 
 RECIPE = Recipe(epochs=2, lr=0.01)
+SEARCH = PaperSearch(lr=0.05)
 BLOCKS = Segment(0, 1, 2, 0), Segment(2, 1, 1, 1)
+
+
+class Nobody:
+    """No client can be measured."""
+
+    metric = ACCURACY
+
+    def drawn(self, limit: int) -> list[int]:  # noqa: ARG002
+        return []
+
+    def weight(self, client: int) -> int: ...  # type: ignore[empty-body]
+
+    def alone(self, client: int, start: Weights, epochs: int) -> ClientScore: ...
+
+
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
-    "fedavg-discard": lambda: FedAvg("discard"),
-    "fedavg-average-models": lambda: FedAvg("average_models"),
-    "fedavg-add-deltas": lambda: FedAvg("add_deltas"),
-    "fedbuff": lambda: FedBuff(buffer_size=2),
+    "fedavg-discard": lambda: FedAvg(FedAvgOptions(late="discard")),
+    "fedavg-average-models": lambda: FedAvg(FedAvgOptions(late="average_models")),
+    "fedavg-add-deltas": lambda: FedAvg(FedAvgOptions(late="add_deltas")),
+    "fedbuff": lambda: FedBuff(FedBuffOptions(buffer_size=2)),
     "feddle": lambda: feddle(lr=0.05).strategy,
     "feddle-unnormalised": lambda: feddle(lr=0.05, normalise=False).strategy,
     "feddle-calibrated": lambda: feddle(lr=0.05, anchors=CalibratedAnchors(ClientCache(9, 3))).strategy,
@@ -211,13 +232,18 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "feddle-server": lambda: (
         feddle(lr=0.05, server_anchor=ServerAnchor(bench(statistic=True), numbers(), RECIPE)).strategy
     ),
-    "fedasync": FedAsync,
-    "ca2fl": lambda: CA2FL(ClientCache(9, 3), buffer_size=2),
+    "feddle-distil": lambda: Feddle(
+        DistilObjective(bench(Scaled(), statistic=True), numbers(), teachers=2), Atlas(4, 3), SEARCH, FedBuffFallback()
+    ),
+    "feddle-gate": lambda: Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), GatedSearch(SEARCH, 0.5), FedBuffFallback()),
+    "fedasync": lambda: FedAsync(FedAsyncOptions()),
+    "ca2fl": lambda: CA2FL(Ca2flOptions(buffer_size=2), ClientCache(9, 3)),
     "fadas": lambda: Fadas(FadasOptions(buffer_size=2), 3),
-    "median": CoordinateMedian,
+    "median": lambda: CoordinateMedian(MedianOptions()),
     "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), 0.05, 2, 2, seed=0),
+    "local": lambda: Local(Nobody(), limit=3, epochs=1, rounds=1),
     "center": lambda: Center(bench(statistic=True), numbers(), RECIPE, rounds=1, seed=0),
-    "fed+ft": lambda: FedFT(FedBuff(buffer_size=2), bench(statistic=True), numbers(), RECIPE, seed=0),
+    "fed+ft": lambda: FedFT(FedBuff(FedBuffOptions(buffer_size=2)), bench(statistic=True), numbers(), RECIPE, seed=0),
     "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
     "feddf": lambda: FedDF(FedDFOptions(late="add_deltas"), bench(Scaled(), statistic=True), numbers(), RECIPE),
 }

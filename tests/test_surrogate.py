@@ -19,7 +19,9 @@ from feddle.data.examples import FromDataset, Images, draw
 from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.search import PaperSearch, SgdSearch
-from feddle.run.diagnostics import InDomainComparison
+from feddle.run.diagnostics import Diagnostics, InDomainComparison
+from feddle.run.plan import DiagnosticsOptions
+from feddle.run.problem import Problem
 from feddle.training.surrogate import HeadOptions, SurrogateObjective, cluster
 from three_numbers import Played, Quadratic, arrival, close, weights
 
@@ -90,7 +92,7 @@ def test_theta_is_fitted_where_the_search_starts_and_goes_on_from_there() -> Non
     for _ in range(15):
         few.begin(start, seed=0)
         losses.append(full_pass(few, start)[0])
-    # starting from zeros the loss was ln 2; a few steps lower it, and each warm start goes on towards the optimum
+    # starting from zeros the loss was ln 2; a few steps lower it, and each warm start continues towards the optimum
     assert best < losses[-1] < losses[0] - 0.05 < 0.6931
     assert losses == sorted(losses, reverse=True)
 
@@ -302,6 +304,19 @@ def test_diagnostics_change_nothing_and_are_written() -> None:
     assert {"update_cosine", "noise_to_signal"} <= looked.history[1].keys()
     with_arrivals = [h for h in looked.history[1::2] if h["arrivals"]]
     assert all(h["gradient_norm_ratio"]["max"] > 0 for h in with_arrivals)
+
+
+def test_a_clients_gradient_and_its_variance() -> None:
+    # The loss of w is w·x. The batches (0, 2), (4, 6) and (8) have the gradients 1, 5 and 8 and the shares 0.4, 0.4 and
+    # 0.2. Their mean is 4, and the variance 0.4·9 + 0.4·1 + 0.2·16 = 7.2.
+    model = nn.Linear(1, 1, bias=False)
+    layout = Layout.of(model)
+    client = TensorDataset(torch.arange(0.0, 10.0, 2.0)[:, None], torch.zeros(5))
+    problem = Problem(model, [FromDataset(client)], torch.tensor([5]), None, None, lambda outputs, _: outputs.mean())
+    looked = Diagnostics(problem, layout, None, DiagnosticsOptions(), batch_size=2, seed=0)  # type: ignore[arg-type]
+    mean, variance = looked._client_gradient(layout.read(model), 0)
+    assert mean.tolist() == pytest.approx([4.0])
+    assert variance == pytest.approx(7.2)
 
 
 @pytest.mark.parametrize("objective", ["surrogate", "clusters", None])

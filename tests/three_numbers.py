@@ -43,7 +43,9 @@ class Quadratic:
         self.target = torch.tensor(target)
         self.examples = examples
 
-    def begin(self, start: Weights, seed: int, among: Tensor | None = None) -> None: ...
+    def begin(
+        self, start: Weights, seed: int, among: Tensor | None = None, arrivals: Sequence[Arrival] = ()
+    ) -> None: ...
 
     def __len__(self) -> int:
         return self.examples

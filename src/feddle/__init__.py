@@ -17,10 +17,13 @@ _MODULES = {
     "core.layout": ["Layout", "Weights"],
     "core.messages": ["Arrival", "Job", "Merged", "Update"],
     "methods.strategy": ["Strategy"],
+    "report.page": ["write_report"],
     "run.folder": ["run_config"],
     "run.load": ["load_config"],
+    "run.own": ["open_data"],
     "run.plan": ["Config"],
     "run.run": ["Run"],
+    "run.trained": ["load_model", "predict"],
     "run.simulate": ["by_client", "by_dirichlet", "simulate"],
 }
 _HOME = {name: f"feddle.{module}" for module, names in _MODULES.items() for name in names}

@@ -1,11 +1,12 @@
 """The base of every options class, and the types of their fields."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 
 from feddle.core.errors import did_you_mean, nearest
+from feddle.core.importing import check_arguments, is_import_path
 
 
 def no_bool(value: Any) -> Any:
@@ -15,10 +16,16 @@ def no_bool(value: Any) -> Any:
     return value
 
 
+def is_none(value: Any) -> bool:
+    """The `exclude_if` of a key that was added later, so that configs without it keep their hash."""
+    return value is None
+
+
 # the bounds catch typing errors: an error message now is better than an overflow hours later
 Positive = Annotated[float, BeforeValidator(no_bool), Field(gt=0, le=1e36)]  # times 100 is still a float32
 NonNegative = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1e6)]
 Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
+Decay = Annotated[float, BeforeValidator(no_bool), Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
 
@@ -31,7 +38,7 @@ class Options(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: Any) -> Any:
-        if isinstance(data, dict):
+        if isinstance(data, dict) and cls.model_config["extra"] == "forbid":
             for key in data:
                 if key not in cls.model_fields:
                     raise ValueError(f"unknown key {str(key)!r}; {cls._hint(str(key))}")
@@ -59,6 +66,25 @@ class Options(BaseModel):
         """The name of this choice; empty if the class is not a choice."""
         field = cls.model_fields.get("name")
         return str(field.default) if field and get_args(field.annotation) == (field.default,) else ""
+
+
+class Imported(Options):
+    """Code of your own, by its import path. All other keys are its keyword arguments."""
+
+    model_config = ConfigDict(extra="allow")
+    offers: ClassVar[tuple[str, ...]] = ()  # arguments that feddle supplies to code that takes them
+
+    name: str = Field(description="import path `module:Name`; the current folder is searched too")
+
+    @model_validator(mode="after")
+    def _importable(self) -> Self:
+        check_arguments(self.name, self.arguments, self.offers)
+        return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments."""
+        return dict(self.model_extra or {})
 
 
 def _choices(kind: type[Options]) -> Iterator[type[Options]]:
@@ -90,3 +116,11 @@ def choice(default: str | None) -> BeforeValidator:
         return {"name": default, **value} if isinstance(value, dict) else value
 
     return BeforeValidator(named)
+
+
+def _kind(value: Any) -> str:
+    name = value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
+    return "imported" if is_import_path(name) else "named"
+
+
+named_or_imported = Discriminator(_kind)  # between the tags `named` and `imported`

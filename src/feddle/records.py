@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, cast, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, Required, cast, get_type_hints
 
 import yaml
 from pydantic import AfterValidator, Field, OnErrorOmit, TypeAdapter, ValidationError
@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # pydantic accepts that of `typing` fro
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, one_line
+from feddle.core.metrics import Metric, main_metric, metric_named
 from feddle.core.parse import parse_yaml
 
 # Files of a run
@@ -23,8 +24,10 @@ HISTORY = "history.jsonl"  # one HistoryLine for each round
 RESULT = "result.json"  # Result
 DATA = "data.json"  # DataRecord
 MODEL = "model.safetensors"
+START = "start.safetensors"  # the model before the first round, until a run that `simulate` started is finished
 CHECKPOINT = "checkpoint"
 REPORT = "report.html"
+STATUS = "status.json"  # Status, of a federation
 # Files of a comparison, which has a run folder for each method
 COMPARISON = "compare.yaml"  # the config of each method
 # Files of a grid, which has a run folder for each cell and seed
@@ -37,7 +40,7 @@ _LONGEST = 200  # characters of a reason, which may hold the text of a client
 
 Number = Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST)]
 Amount = Annotated[int, Field(ge=0, lt=_LARGEST)]
-Hex = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]  # a bit for each test image
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]  # a bit for each test example
 Text = Annotated[str, AfterValidator(lambda text: one_line(text, _LONGEST))]
 
 
@@ -47,6 +50,7 @@ class HistoryLine(TypedDict, total=False):
     round: Annotated[int, Field(ge=0, lt=_LARGEST)]
     version: int
     arrivals: int
+    nodes: int  # connected, in a federation
     staleness: list[int]  # of each update that arrived, in rounds
     bytes_up: Number  # sent by the clients since the run began
     bytes_down: Number  # sent to the clients since the run began
@@ -58,8 +62,15 @@ class HistoryLine(TypedDict, total=False):
     block_coefficients: list[list[Number]]  # a row for each anchor, and one for the server's own update if there is one
     server_coefficient: Number  # of the server's own update, without blocks
     negative_share: Number  # share of the coefficients below zero
-    accuracy: Number  # only in rounds with an evaluation
+    accuracy: Number  # this and the others only in rounds with an evaluation
+    balanced_accuracy: Number  # mean over the classes
+    auc: Number  # of two classes
+    f1: Number  # mean over the labels, if several may apply
+    label_accuracy: Number
+    mae: Number  # mean absolute error, of numbers
+    r2: Number  # share of their variance that is explained
     test_loss: Number
+    metrics: dict[str, Number | None]  # those that the config or `simulate` selects
     refused: list[OnErrorOmit["Refusal"]]  # only in rounds with refused updates
 
 
@@ -79,12 +90,56 @@ class PrivacyLoss(TypedDict):
     delta: Number
 
 
-class Result(TypedDict, total=False):
+MeasuredOn = Literal["test", "classes", "train"]
+
+
+class ClientScores(TypedDict):
+    """How well the last model works for clients. The lists have one value for each client."""
+
+    metric: str
+    measured_on: MeasuredOn  # its test examples, the accuracy of each class weighted by its classes, its training data
+    of: int  # number of clients with data; if there are many, some of them are drawn
+    clients: list[int]
+    names: list[Text]  # empty if the data has no names
+    examples: list[int]  # for training
+    tested: list[int]  # examples that its score is measured on
+    scores: list[Number]
+    correct: NotRequired[list[Hex]]  # which of its own test examples are right
+    mean: Number
+    worst_tenth: Number
+
+
+class ClassScores(TypedDict, total=False):
+    """How well the last model recognises each class, or each label; None for one without test examples."""
+
+    names: list[Text]
+    accuracy: list[Number | None]
+    f1: list[Number | None]  # of labels
+    confusion: list[list[int]]  # how often each class (row) was taken for each class; only of 100 classes or fewer
+
+
+class Details(TypedDict, total=False):
+    """What is measured after the last round."""
+
+    last: dict[str, Number | None]  # every metric of the last evaluation
+    clients: ClientScores
+    classes: ClassScores
+    correct: Hex  # which test examples a classifier has right
+
+
+class Result(Details, total=False):
     """The result of a run."""
 
     method: str
-    accuracy: Number | None  # the paper's rule: the best of the last five evaluations
+    metric: str  # by which the run is compared: accuracy, f1 of labels, mae of numbers, or test_loss
+    accuracy: Number | None  # the paper's rule: the best of the last five evaluations; f1, mae, test_loss likewise
     last_accuracy: Number | None
+    f1: Number | None
+    last_f1: Number | None
+    mae: Number | None
+    last_mae: Number | None
+    test_loss: Number | None
+    last_test_loss: Number | None
     negative_share: Number | None
     seconds: Number
     rounds: int
@@ -96,22 +151,23 @@ class Result(TypedDict, total=False):
     zero_updates: int
     attack: dict[str, Any] | None
     privacy: PrivacyLoss | None
-    correct: Hex  # which test images the last model has right, of a finished run
     feddle: str
     torch: str
 
 
 class DataRecord(TypedDict, total=False):
-    """How many images a run uses for what, and which client has which classes."""
+    """How many examples a run uses for what, and which client has which classes."""
 
     train: Amount  # of all clients; missing in a federation, which does not know them
     guidance: Amount  # at the server
     test: Amount
     guess: Annotated[float, Field(ge=0, le=1)]  # accuracy of always guessing the most frequent class
-    digest: str  # of all labels and of the partition
-    clients: Amount  # that have images
+    digest: str  # of the labels and of the partition
+    clients: Amount  # that have examples
     shown: list[int]  # some of these clients, in order
-    counts: list[list[Amount]]  # number of images of each class, for each of them
+    names: list[Text]  # of the clients that are shown; empty if they have none
+    classes: list[Text]  # their names; empty if they have none
+    counts: list[list[Amount]]  # number of examples of each class, for each client that is shown
 
 
 class CellRecord(TypedDict, total=False):
@@ -148,7 +204,7 @@ class AxisValue(TypedDict):
 class GridRecord(TypedDict, total=False):
     """A grid: its axes, the last of which gives the rows, and its cells by name."""
 
-    grid: str
+    grid: Required[str]
     title: str
     note: str
     figure: list[str]  # fields of the history to draw besides accuracy
@@ -156,6 +212,37 @@ class GridRecord(TypedDict, total=False):
     quick: bool
     asked: list[str]  # the commands that filled it
     cells: dict[str, CellEntry]
+
+
+class NodeStatus(TypedDict):
+    """One node of a federation."""
+
+    node: str
+    client: int
+    state: str
+    version: int | None  # that its job started from
+    staleness: int | None  # of its last update
+    done: int
+    failed: int
+    why: str  # the reason of its last failure
+
+
+class Status(TypedDict):
+    """The current state of a federation."""
+
+    method: str
+    version: int
+    rounds: int
+    reached: str  # its main metric, such as `accuracy 83.1%`; empty before the first evaluation
+    arrived: int  # updates for the next merge
+    wanted: int
+    under_way: int
+    nodes: list[NodeStatus]
+    turned_away: int
+    dropped: dict[str, int]  # jobs without an update, by reason
+    refused: dict[str, int]  # updates, by reason
+    pid: int
+    at: float  # when it was written, in seconds since 1970
 
 
 @dataclass(frozen=True)
@@ -168,8 +255,9 @@ class RunRecord:
     result: Result
     data: DataRecord  # empty in folders of earlier versions
     made: CellRecord  # empty unless the run belongs to a grid
-    accuracy: float | None
-    last_accuracy: float | None
+    metric: Metric
+    score: float | None  # its main metric by the paper's rule
+    last_score: float | None
     negative_share: float | None
     seconds: float | None
     bytes_up: float | None
@@ -185,14 +273,21 @@ class RunRecord:
 
     @property
     def correct(self) -> int | None:
-        """A bit for each test image that the last model has right; None if it is unknown."""
+        """A bit for each test example that the last model has right; None if it is unknown."""
         bits = self.result.get("correct")
         return None if bits is None else int(bits, 16)
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """The evaluations as (round, accuracy)."""
-        return [(line["round"], line["accuracy"]) for line in self.history if "accuracy" in line]
+        """The evaluations as (round, main metric)."""
+        lines = cast(Sequence[Mapping[str, Any]], self.history)
+        return [(line["round"], line[self.metric.name]) for line in lines if self.metric.name in line]
+
+    @property
+    def worst_tenth(self) -> float | None:
+        """The mean of the main metric over the tenth of the clients for which the model works worst."""
+        clients = self.result.get("clients")
+        return clients["worst_tenth"] if clients and clients["metric"] == self.metric.name else None
 
     @property
     def status(self) -> str:
@@ -205,20 +300,23 @@ class RunRecord:
 
 def summary(history: Sequence[HistoryLine]) -> Result:
     """The numbers of a result that follow from the history."""
-    accuracies = [line["accuracy"] for line in history if "accuracy" in line]
+    metric = main_metric(history)
+    values = [cast(Mapping[str, float], line)[metric.name] for line in history if metric.name in line]
     searches = [
         (len(found), line.get("negative_share", sum(value < 0 for value in found) / len(found)))
         for line in history
         if (found := line.get("coefficients"))
     ]
     anchors = sum(count for count, _ in searches)
-    return {
-        "accuracy": max(accuracies[-5:], default=None),
-        "last_accuracy": accuracies[-1] if accuracies else None,
+    numbers = {
+        "metric": metric.name,
+        metric.name: metric.best(values[-5:]),
+        f"last_{metric.name}": values[-1] if values else None,
         "negative_share": sum(count * share for count, share in searches) / anchors if searches else None,
         "bytes_up": history[-1].get("bytes_up", 0) if history else 0,
         "bytes_down": history[-1].get("bytes_down", 0) if history else 0,
     }
+    return cast(Result, numbers)
 
 
 def hex_of(bits: Sequence[bool]) -> str:
@@ -249,30 +347,42 @@ def read_run(folder: Path) -> RunRecord:
     rounds = {line["round"]: cast(HistoryLine, line) for line in lines if "round" in line}  # the last line of each
     history, checked = [rounds[number] for number in sorted(rounds)], _checked(result, Result)
     numbers = {**summary(history), **checked} if history else checked
-    names = ("accuracy", "last_accuracy", "negative_share", "seconds", "bytes_up", "bytes_down")
-    kept = {name: numbers.get(name) for name in names}
+    metric = metric_named(numbers.get("metric"))
+    scores = numbers.get(metric.name), numbers.get(f"last_{metric.name}")
+    kept = {name: numbers.get(name) for name in ("negative_share", "seconds", "bytes_up", "bytes_down")}
     data = cast(DataRecord, _checked(read_mapping(folder / DATA), DataRecord))
-    return RunRecord(folder, config, history, cast(Result, checked), data, read_cell(folder), **kept)
+    return RunRecord(folder, config, history, cast(Result, checked), data, read_cell(folder), metric, *scores, **kept)
 
 
 def read_result(folder: Path) -> Result:
-    """The result of a run; empty if it is missing or damaged."""
-    return cast(Result, read_mapping(folder / RESULT))
+    """The result of a run, without fields that are missing or damaged."""
+    return cast(Result, _checked(read_mapping(folder / RESULT), Result))
 
 
 def read_cell(folder: Path) -> CellRecord:
-    """What produced the run in a folder; empty if that is missing or damaged."""
-    found, kinds = read_mapping(folder / CELL), {"data": dict, "clock": list}
-    whole = all(isinstance(found[name], kind) for name, kind in kinds.items() if name in found)
-    return cast(CellRecord, found if whole else {})
+    """What produced the run in a folder, without fields that are missing or damaged."""
+    return cast(CellRecord, _checked(read_mapping(folder / CELL), CellRecord))
+
+
+def read_status(folder: Path) -> Status | None:
+    """The state of the federation in a folder; None if it is missing or damaged."""
+    with suppress(ValidationError):
+        return TypeAdapter(Status).validate_python(read_mapping(folder / STATUS), strict=True)
+    return None
+
+
+def parse_line(text: str) -> HistoryLine:
+    """A line of the history, without fields that are missing or damaged."""
+    return cast(HistoryLine, _checked(parse_mapping(text), HistoryLine))
 
 
 def read_grid_record(folder: Path) -> GridRecord:
-    """The record of a grid; ValueError, KeyError or TypeError if it is damaged."""
-    found = json.loads((folder / GRID).read_bytes())
-    if not isinstance(found["cells"], dict):
-        raise TypeError("cells is not a mapping")
-    return cast(GridRecord, found)
+    """The record of a grid; ValueError if it is damaged."""
+    try:
+        return TypeAdapter(GridRecord).validate_python(json.loads((folder / GRID).read_bytes()), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
 def write_record(path: Path, record: Mapping[str, Any], indent: int = 2) -> None:

@@ -20,6 +20,7 @@ from feddle.options import Options, no_bool
 
 RECENT, ENOUGH = 100, 20  # largest and smallest number of norms used for the median
 _SMALL = 0.01  # share of the initial model's norm below which no update counts as long
+_WARM_UP = 10  # after n versions, the decay of the average is at most n/(n + 10)
 _LISTED = 1000  # largest number of refusals in one line of the history
 
 
@@ -39,6 +40,7 @@ class ServerState:
     """The server's state. The strategy's state is separate."""
 
     model: Weights
+    average: Weights | None = None  # of the versions so far
     version: int = 0
     zero_updates: int = 0
     refused: Counter[str] = field(default_factory=Counter)
@@ -59,14 +61,23 @@ class Server:
 
     Every update must have the `digest` of the model's layout. `max_norm_ratio` limits an update's norm (see `Checks`).
     The limit does not shrink when the clients have learnt their data and most updates become tiny.
+
+    With `averaging`, `deployed` is a moving average of the versions, and clients still start from the last version.
     """
 
     def __init__(
-        self, model: Weights, strategy: Strategy, *, digest: str = "", max_norm_ratio: float | None = None
+        self,
+        model: Weights,
+        strategy: Strategy,
+        *,
+        digest: str = "",
+        max_norm_ratio: float | None = None,
+        averaging: float = 0.0,
     ) -> None:
         self.strategy = strategy
         self.digest = digest
         self.max_norm_ratio = max_norm_ratio
+        self.averaging = averaging
         self.state = ServerState(model)
         self._initial_norm = torch.linalg.vector_norm(model.vector).item()  # no update can change it
         self._arrivals: list[Arrival] = []
@@ -77,6 +88,11 @@ class Server:
     def model(self) -> Weights:
         """The current version."""
         return self.state.model
+
+    @property
+    def deployed(self) -> Weights:
+        """The model to evaluate and to save: the average of the versions if there is one, else the current version."""
+        return self.state.average or self.state.model
 
     @property
     def version(self) -> int:
@@ -169,6 +185,8 @@ class Server:
         if weights.buffers is self.model.buffers and weights.vector is not self.model.vector:
             weights = Weights(weights.vector, average_buffers(self.model, arrivals))
         self.state.model, self.state.version = weights, self.version + 1
+        if self.averaging:
+            self.state.average = moving_average(self.state.average or weights, weights, self.averaging, self.version)
         return arrivals, {**merged.notes, "refused": refused} if refused else merged.notes
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -206,3 +224,9 @@ class Server:
         own, known = self._initial_norm, self.state.usual_norm
         usual = max(known, _SMALL * own) if known else own  # a model of zeros sets no limit until enough are known
         return "too long" if usual and norm(update).item() > self.max_norm_ratio * usual else None
+
+
+def moving_average(average: Weights, latest: Weights, decay: float, version: int) -> Weights:
+    """The average after a version: `decay` of the old average, at first less, so that early versions fade soon."""
+    share = 1 - min(decay, version / (version + _WARM_UP))
+    return Weights(average.vector.lerp(latest.vector, share), average.buffers.lerp(latest.buffers, share))

@@ -1,6 +1,5 @@
 """What a terminal shows: tables, and progress, which is live on a terminal and plain lines elsewhere."""
 
-import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -11,19 +10,21 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress import Task as Bar
 from rich.table import Table
 from rich.text import Text
 
 from feddle.core.errors import one_line
-from feddle.records import HISTORY, parse_mapping, read_mapping, read_result
+from feddle.core.metrics import reached
+from feddle.records import HISTORY, Status, parse_line, read_result, read_status
+from feddle.report.benefits import joining
 from feddle.report.grid import Grid, Panel
-from feddle.report.numbers import duration, percent
-from feddle.report.setting import images, remarks
+from feddle.report.numbers import duration
+from feddle.report.setting import examples, remarks
 from feddle.report.tables import QUICK, footnotes, results
 from feddle.report.warnings import warnings
 from feddle.report.words import lead
+from feddle.run.progress import Display
 
 if TYPE_CHECKING:
     from feddle.grids.cells import Ended, Task
@@ -61,11 +62,12 @@ def print_grid(grid: Grid) -> None:
     for panel in grid.panels:
         if panel.runs:
             Console().print(terminal_table(grid, panel))
-            click.echo(images(panel.runs) or "Images: not recorded by the version of feddle that ran this.")
+            click.echo(examples(panel.runs) or "Examples: not recorded by the version of feddle that ran this.")
     for cell in grid.cells:
         for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
             click.echo(f"{cell.name}: {remark}")
     sentences = lead(grid) if len(grid.cells) > 1 else []  # for a single run the table is enough
+    sentences += joining(grid)
     alerts = [f"Warning: {text}" for text in warnings(grid)]
     for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *alerts, *sentences):
         click.echo(text)
@@ -76,7 +78,7 @@ def terminal_table(grid: Grid, panel: Panel) -> Table:
     table = results(grid, panel)
     heads = [head for head in table.headings if head not in _NARROW]
     shown = Table(box=SIMPLE_HEAD, title=panel.title or None, title_justify="left", caption_justify="left")
-    shown.caption = "Accuracy: best of the last five evaluations."
+    shown.caption = f"{panel.metric.words}: best of the last five evaluations."
     shown.add_column(table.label, overflow="fold")
     for head in heads:
         shown.add_column(head, justify="right", no_wrap=len(heads) < 6 and len(head) < 12)
@@ -91,40 +93,6 @@ def terminal_table(grid: Grid, panel: Panel) -> Table:
             texts += [Text(entry.text + entry.marks, style)] * entry.span if entry.heading not in _NARROW else []
         shown.add_row(label, *texts)
     return shown
-
-
-class Display(Progress):
-    """Progress bars on stderr, so that the output on stdout can be piped. They are disabled without a terminal."""
-
-    def __init__(self, description: str = "{task.description:<10}", width: int = 40, *, quiet: bool = False) -> None:
-        console = Console(stderr=True, quiet=quiet)
-        super().__init__(
-            TextColumn(description),
-            BarColumn(bar_width=width),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-            disable=quiet or not console.is_terminal,
-        )
-
-
-class RunDisplay(Display):
-    """Shows the rounds of runs, one run after the other."""
-
-    def begin(self, label: str, rounds: int, done: int = 0) -> None:
-        """A run starts, or continues after some rounds."""
-        self.add_task(label, total=rounds, completed=done, state="")
-
-    def show(self, line: dict[str, Any]) -> None:
-        """A round is complete."""
-        run = self.tasks[-1]
-        self.update(run.id, completed=line["round"])
-        if (accuracy := line.get("accuracy")) is not None:
-            self.update(run.id, state=f"accuracy {accuracy:6.1%}")
-            if self.disable:
-                number = f"round {line['round']:>4}/{run.total}"
-                self.console.print(f"{run.description:<10} {number}  accuracy {accuracy:.1%}", highlight=False)
 
 
 class GridDisplay(Display):
@@ -146,8 +114,8 @@ class GridDisplay(Display):
         bar = self._bars[task.label]
         self.update(self._whole, advance=line["round"] - bar.completed)
         self.update(bar.id, completed=line["round"])
-        if "accuracy" in line:
-            self.update(bar.id, state=percent(line["accuracy"]))
+        if text := reached(line):
+            self.update(bar.id, state=text)
 
     def end(self, task: "Task", ended: "Ended") -> None:
         """A run has ended."""
@@ -155,8 +123,8 @@ class GridDisplay(Display):
         bar = self._bars.pop(task.label)
         self.remove_task(bar.id)
         self.update(self._whole, advance=task.config.rounds - bar.completed, state=self._count())
-        reached = f"{percent(ended.accuracy)} ({duration(ended.seconds)})"
-        what = error_line(ended.reason) if ended.reason else reached
+        value = f"{ended.metric.shown(ended.score)} ({duration(ended.seconds)})"
+        what = error_line(ended.reason) if ended.reason else value
         self.console.print(f"{self._count()}  {task.label}: {what}", highlight=False, markup=False, soft_wrap=True)
 
     def _count(self) -> str:
@@ -185,15 +153,15 @@ class FederationDisplay(Live):
 
     def show(self) -> None:
         """Show the current state."""
-        status = read_mapping(self.folder / "status.json")
-        new = status.get("at", 0.0) >= self.since
-        silence = _silence(status) if new else ""
+        status = read_status(self.folder)
+        new = status if status and status["at"] >= self.since else None
+        silence = _silence(new) if new else ""
         if self.console.is_terminal and status:
             self.update(picture(status, silence), refresh=True)
         elif not self.console.is_terminal:
-            self._print_versions(status.get("rounds"))
+            self._print_versions(status and status["rounds"])
             if new:
-                self._print_failures(status)
+                self._print_failures(new)
             if silence and not self._silent:
                 self.say(silence)
             self._silent = bool(silence)
@@ -202,41 +170,41 @@ class FederationDisplay(Live):
         path = self.folder / HISTORY
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         lines = text.rpartition("\n")[0].splitlines()  # the last one may be incomplete
-        for line in map(parse_mapping, lines[self._shown :]):
+        for line in map(parse_line, lines[self._shown :]):
             if "version" not in line:  # damaged: the ServerApp reports it
                 continue
-            accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
-            staleness = " ".join(map(str, line["staleness"]))
+            score = f", {text}" if (text := reached(line)) else ""
+            staleness = " ".join(map(str, line.get("staleness", [])))
             of = "" if rounds is None else f"/{rounds}"
-            self.say(f"version {line['version']}{of}: {line['nodes']} nodes, staleness {staleness}{accuracy}")
+            self.say(f"version {line['version']}{of}: {line.get('nodes', 0)} nodes, staleness {staleness}{score}")
         self._shown = len(lines)
 
-    def _print_failures(self, status: dict[str, Any]) -> None:
+    def _print_failures(self, status: Status) -> None:
         """Print failed jobs: without the table, only they show that an app is wrong."""
-        for node in status.get("nodes", []):
+        for node in status["nodes"]:
             known, self._failed[node["node"]] = self._failed.get(node["node"], 0), node["failed"]
             if node["failed"] > known and node["why"]:
                 self.say(f"client {node['client']}, failure {node['failed']}: {node['why']}")
 
 
-def _silence(status: dict[str, Any]) -> str:
+def _silence(status: Status) -> str:
     """A warning if the status is old: a merge takes long, the SuperLink does not answer, or the run is dead."""
-    seconds = time.time() - status.get("at", math.inf)
+    seconds = time.time() - status["at"]
     if seconds < _LONG or status["version"] >= status["rounds"]:
         return ""
     return f"no status from the ServerApp (process {status['pid']}) for {seconds:.0f} s; check that it is running"
 
 
-def picture(status: dict[str, Any], silence: str = "") -> Group:
+def picture(status: Status, silence: str = "") -> Group:
     """The state of a federation: a headline, a warning if there is one, and one row for each node."""
-    accuracy = "–" if status["accuracy"] is None else f"{status['accuracy']:.1%}"
+    score = status["reached"] or "not measured"
     head = (
-        f"{status['method']}: version {status['version']}/{status['rounds']}, accuracy {accuracy}, "
+        f"{status['method']}: version {status['version']}/{status['rounds']}, {score}, "
         f"{status['arrived']} of {status['wanted']} updates for the next merge, {status['under_way']} in progress"
     )
     table = Table("client", "node", "state", "from version", "last staleness", "updates", "failed", "", box=None)
     for node in status["nodes"]:
-        values = (node[name] for name in ("version", "staleness", "done", "failed"))
+        values = (node["version"], node["staleness"], node["done"], node["failed"])
         numbers = ("–" if value is None else str(value) for value in values)
         why = Text(node["why"], overflow="ellipsis")
         table.add_row(str(node["client"]), node["node"], node["state"], *numbers, why)

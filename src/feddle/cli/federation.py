@@ -112,7 +112,7 @@ def new(folder: Path) -> None:
     from feddle.flower.plan import APP
 
     if folder.exists():
-        raise FeddleError(f"{folder} exists already; name a new folder")
+        raise FeddleError(f"{folder} already exists; name a new folder")
     shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("model", "client_data", "server_data"):
         click.echo(folder / "federation" / f"{name}.py")

@@ -1,5 +1,6 @@
 """The `feddle` command: run methods, compare them, and show the results."""
 
+import csv
 import json
 import os
 import sys
@@ -12,14 +13,24 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from click.shell_completion import get_completion_class
 
-from feddle.cli.display import RunDisplay, error_line, print_table, stop
+from feddle.cli.display import error_line, print_table, stop
 from feddle.cli.federation import federation
-from feddle.cli.options import PATH, folder_argument, names_in, overrides_option, quiet_option, seeds_in, track_option
+from feddle.cli.options import (
+    PATH,
+    folder_argument,
+    folder_name,
+    names_in,
+    overrides_option,
+    quiet_option,
+    seeds_in,
+    track_option,
+)
 from feddle.cli.reports import report, report_on
 from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.data.kinds import ENDINGS
 from feddle.records import COMPARISON, CONFIG, REPORT
+from feddle.run.progress import RunDisplay
 from feddle.version import __version__
 
 if TYPE_CHECKING:
@@ -83,7 +94,7 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
 def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> None:
     """Run the federation that a YAML file (CONFIG) describes."""
     config, stem = _load(**options)
-    out = out or _new_folder(f"{stem}-{config.method.name}-seed{config.seed}")
+    out = out or _new_folder(f"{stem}-{folder_name(config.method.name)}-seed{config.seed}")
     from feddle.run.folder import check_free, run_config
 
     check_free(out)
@@ -103,7 +114,9 @@ def _tracked(run_one: Callable[..., object], track: "tuple[TrackerName, ...]") -
 
 @app.command()
 @load_options
-@click.option("--methods", help="Methods, separated by commas. By default CONFIG's own method, fedbuff and fedavg.")
+@click.option(
+    "--methods", help="Names or import paths, separated by commas. By default CONFIG's own method, fedbuff and fedavg."
+)
 @click.option("--seeds", callback=seeds_in, help="Several seeds, such as 0,1,2, instead of one.")
 @click.option("--out", type=PATH, help="The folder for the runs. By default a new folder in runs/.")
 @track_option
@@ -125,7 +138,7 @@ def compare(
     for name in names:
         other = {**options, "overrides": [*options["overrides"], f"method={name}"], "quiet": True}
         try:
-            configs[name] = own if name == own.method.name else _load(**other)[0]
+            configs[folder_name(name)] = own if name == own.method.name else _load(**other)[0]
         except FeddleError as error:
             raise FeddleError(str(error).replace(f"-o method={name}: method", "--methods")) from error
     configs = _with_seeds(configs, seeds)
@@ -194,6 +207,23 @@ def resume(folder: Path, quiet: bool) -> None:
             click.echo(f"{folder} is finished; there is nothing to resume")
             return
     _run_all(configs, folder, run_or_resume, quiet=quiet)
+
+
+@app.command()
+@click.argument("run", type=PATH)
+@click.argument("path", type=PATH)
+def predict(run: Path, path: Path) -> None:
+    """Print the most probable class of the images at PATH, by the model of RUN, as CSV.
+
+    RUN is a folder of `feddle run`. PATH is an image, a folder of images, a .csv file with a column of paths, or an
+    .npz file with an array of images.
+    """
+    from feddle.run.trained import predict
+
+    found = predict(run, path)
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    rows.writerow(("image", "class", "probability"))
+    rows.writerows((each.image, each.class_name, f"{each.probability:.4f}") for each in found)
 
 
 @app.command()

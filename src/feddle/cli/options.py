@@ -38,6 +38,11 @@ def seeds_in(_: click.Context, __: click.Parameter, text: str | None) -> list[in
     return list(dict.fromkeys(map(int, seeds)))
 
 
+def folder_name(method: str) -> str:
+    """The name of a method's folder. An import path has a colon, which some systems do not allow there."""
+    return method.replace(":", ".")
+
+
 def this_command() -> str:
     """The command line that was given, which continues what it started."""
     return shlex.join(["feddle", *sys.argv[1:]])

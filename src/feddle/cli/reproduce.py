@@ -12,6 +12,7 @@ from feddle.cli.display import GridDisplay, error_line, print_table, stop
 from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, seeds_in, this_command, track_option
 from feddle.cli.reports import report_on
 from feddle.core.errors import FeddleError
+from feddle.core.importing import is_import_path
 from feddle.data.source import Source
 from feddle.records import REPORT
 from feddle.report.numbers import counted, duration
@@ -38,7 +39,11 @@ class Order:
 @click.argument("table", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with their time.")
 @click.option("--cells", multiple=True, metavar="TEXT", help="Only cells whose name has this part.")
-@click.option("--methods", default="", help="Only these rows, separated by commas; feddle: feddle-id and feddle-ood.")
+@click.option(
+    "--methods",
+    default="",
+    help="Only these rows, separated by commas; feddle: feddle-id and feddle-ood; an import path adds a row.",
+)
 @click.option("--seeds", default="0", show_default=True, callback=seeds_in, help="Seeds; the paper has three (0,1,2).")
 @click.option("--jobs", type=click.IntRange(min=1), help="Number of runs at a time. By default one for each core.")
 @click.option("--quick", is_flag=True, help="A small network and few rounds: takes minutes, but gives no result.")
@@ -54,13 +59,15 @@ def reproduce(
     Finished runs are never run again. To continue stopped runs, give the same command again.
     """
     from feddle.grids.cells import plan
-    from feddle.grids.grid import chosen, load_grid
+    from feddle.grids.grid import chosen, load_grid, own_rows
 
     if table is None:
         _list_tables()
         return
     order = Order(**options)
-    grid = load_grid(table, quick=order.quick)
+    out = out or Path("runs") / (table + ("-quick" if order.quick else ""))
+    asked = [name for name in names_in(methods) if is_import_path(name)]
+    grid = load_grid(table, quick=order.quick, own=list(dict.fromkeys([*own_rows(out), *asked])))
     planned = [plan(cell, order.overrides) for cell in chosen(grid, cells, names_in(methods))]
     if all(each.refused for each in planned):
         reason = planned[0].reason
@@ -68,7 +75,7 @@ def reproduce(
     if listing:
         _list_cells(grid, planned, order)
     else:
-        _run(grid, planned, order, out or Path("runs") / (table + ("-quick" if order.quick else "")))
+        _run(grid, planned, order, out)
 
 
 def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) -> None:

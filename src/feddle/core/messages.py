@@ -42,6 +42,11 @@ class Arrival:
     staleness: int
     start: Weights
 
+    @property
+    def model(self) -> Weights:
+        """The client's whole model: start + Δ, with its running statistics."""
+        return Weights(self.start.vector + self.update.delta, self.update.buffers)
+
 
 @dataclass(frozen=True, eq=False)
 class Merged:

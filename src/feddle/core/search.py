@@ -1,17 +1,18 @@
 """The search for merging coefficients: its space, its objective, its task and its result."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from feddle.core.atlas import SearchSpace
-from feddle.core.batches import in_order
 from feddle.core.errors import DivergedError
 from feddle.core.layout import Weights
+from feddle.core.messages import Arrival
 
 PASS_BATCH = 250  # examples per batch in a pass over all of them; limits the memory
 
@@ -22,8 +23,11 @@ class Objective(Protocol):
     An optional attribute `state` is kept from one search to the next and saved in checkpoints (`core/state.py`).
     """
 
-    def begin(self, start: Weights, seed: int, among: Tensor | None = None) -> None:
-        """Prepare a search from `start`: choose examples, only those with indices `among`; fit what the loss needs."""
+    def begin(self, start: Weights, seed: int, among: Tensor | None = None, arrivals: Sequence[Arrival] = ()) -> None:
+        """Prepare a search from `start`: choose examples, only those with indices `among`; fit what the loss needs.
+
+        `arrivals` are those of the new anchors, in order of arrival.
+        """
 
     def __len__(self) -> int:
         """Number of examples in the current search."""
@@ -34,10 +38,11 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The result of a search: ĉ, and the mean loss over its last pass."""
+    """The result of a search: ĉ, the mean loss over its last pass, and notes for the history."""
 
     coefficients: Tensor
     loss: float
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +69,18 @@ Search = Callable[[SearchTask], Found]
 Observer = Callable[[int, SearchTask, Search, Found], Mapping[str, Any]]
 
 
-def full_pass(objective: Objective, point: Weights, batch_size: int = PASS_BATCH) -> tuple[float, Tensor]:
-    """The mean loss over all of the server's data and its gradient (d,), summed in a fixed order."""
+def full_pass(
+    objective: Objective, point: Weights, batch_size: int = PASS_BATCH, among: Tensor | None = None
+) -> tuple[float, Tensor]:
+    """The mean loss over all of the server's data and its gradient (d,), summed in a fixed order.
+
+    With `among`, only the examples with these indices are used.
+    """
+    chosen = torch.arange(len(objective)) if among is None else among
     total, gradient = 0.0, torch.zeros_like(point.vector)
-    for examples in in_order(len(objective), batch_size):
+    for examples in torch.split(chosen, batch_size):
         loss, part = objective.loss_and_gradient(point, examples)
-        share = len(examples) / len(objective)
+        share = len(examples) / len(chosen)
         total += share * loss
         gradient.add_(part, alpha=share)
     return total, gradient
@@ -88,6 +99,11 @@ def smoothness(space: SearchSpace, objective: Objective, at: Tensor, distance: f
     change = full_pass(objective, there)[1] - gradient
     moved = torch.linalg.vector_norm(there.vector - here.vector).clamp(min=1e-30)
     return max(float(torch.linalg.vector_norm(change) / moved), 1e-12)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """The cosine of the angle between two vectors, from −1 to 1; 0 if one of them is zero."""
+    return float(F.cosine_similarity(a, b, dim=0).clamp(-1, 1))  # rounding may exceed 1
 
 
 def checked(coefficients: Tensor, loss: float, remedy: str) -> Found:

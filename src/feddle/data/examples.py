@@ -13,13 +13,15 @@ from feddle.core.errors import FeddleError
 from feddle.core.seeds import torch_generator
 from feddle.data.pictures import KeptPictures
 
+Inputs = Any  # of a batch: a tensor, or a list, tuple or dict of tensors, each with one row per example
+
 
 class Examples(Protocol):
     """A set of examples, indexed from 0."""
 
     def __len__(self) -> int: ...
 
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """The inputs and targets of a batch, ready for the model."""
 
 
@@ -47,6 +49,21 @@ class Images:
 
 
 @dataclass(frozen=True, eq=False)
+class Tokens:
+    """Texts as token ids (n, length)."""
+
+    ids: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Examples`."""
+        return self.ids[index], self.labels[index]
+
+
+@dataclass(frozen=True, eq=False)
 class Selection:
     """Some of a set's examples, by index: a client's share, or the server's."""
 
@@ -56,7 +73,7 @@ class Selection:
     def __len__(self) -> int:
         return len(self.index)
 
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """See `Examples`."""
         return self.examples.take(self.index[index])
 
@@ -71,37 +88,74 @@ class Relabelled:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """See `Examples`."""
         return self.examples.take(index)[0], self.labels[index]
 
 
 @dataclass(frozen=True, eq=False)
 class FromDataset:
-    """Any map-style torch dataset of (input, target) pairs."""
+    """Any map-style torch dataset of (input, target) pairs; an input is a tensor, or a tuple or dict of tensors."""
 
     dataset: Dataset[Any]
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]  # a map-style Dataset has a length
 
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
         """See `Examples`."""
         rows = [self.dataset[i] for i in index.tolist()]
         several = isinstance(rows[0], tuple | list)
         if several and len(rows[0]) == 2:
             inputs, targets = default_collate(rows)
-            if isinstance(inputs, Tensor) and isinstance(targets, Tensor):
+            parts = tensors_of(inputs)
+            if parts and all(isinstance(part, Tensor) for part in (*parts, targets)):
                 return inputs, targets
         found = ", ".join(type(value).__name__ for value in (rows[0] if several else rows[:1]))
         raise FeddleError(
             f"expected (input, target) pairs of tensors or numbers, but the data set yields {found}; "
-            "wrap it in one that yields pairs"
+            "wrap it in one that yields pairs. An input may also be a tuple or dict of tensors"
         )
 
 
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    """The tensors of a batch's inputs."""
+    if isinstance(inputs, dict):
+        return list(inputs.values())
+    return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
+
+
+def stored_targets(examples: Examples) -> Tensor | None:
+    """The targets of all examples; None if the inputs would have to be read with them."""
+    match examples:
+        case Selection(inner, index):
+            known = stored_targets(inner)
+            return None if known is None else known[index]
+        case Images(labels=labels) | Tokens(labels=labels) | Relabelled(labels=labels):
+            return labels
+        case FromDataset(TensorDataset(tensors=(*_, targets))):
+            return targets
+        case _:
+            return None
+
+
+def targets_of(examples: Examples) -> Tensor:
+    """The targets of all examples. The inputs are read only if the targets are not stored apart from them."""
+    known = stored_targets(examples)
+    if known is not None:
+        return known
+    return torch.cat([examples.take(index)[1] for index in in_order(len(examples), 250)])
+
+
+def classes_of(examples: Examples) -> Tensor | None:
+    """The class of each example (n,); None if the targets are not stored apart from the inputs, or are no classes."""
+    known = stored_targets(examples)
+    are_classes = known is not None and known.ndim == 1 and known.dtype == torch.int64 and not (known < 0).any()
+    return known if are_classes else None
+
+
 def as_examples(data: Examples | Dataset[Any]) -> Examples:
-    """Wrap a torch dataset; leave what can already be taken in batches."""
+    """Wrap a torch dataset; other examples are returned unchanged."""
     if isinstance(data, Dataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return FromDataset(data)
     if hasattr(data, "take") and hasattr(data, "__len__"):
@@ -109,26 +163,10 @@ def as_examples(data: Examples | Dataset[Any]) -> Examples:
     raise FeddleError(f"expected a map-style torch Dataset of (input, target) pairs, got {type(data).__name__}")
 
 
-def labels_of(examples: Examples) -> Tensor | None:
-    """The classes of all examples; None if they are not known without reading the inputs, or are no classes."""
-    match examples:
-        case Selection():
-            known = labels_of(examples.examples)
-            return None if known is None else known[examples.index]
-        case Images() | Relabelled():
-            found: Any = examples.labels
-        case FromDataset(dataset=TensorDataset() as dataset):
-            found = dataset.tensors[-1]
-        case _:
-            return None
-    are_classes = found.ndim == 1 and found.dtype == torch.int64 and not (found < 0).any()
-    return found if are_classes else None
-
-
 def are_finite(examples: Examples) -> bool:
     """Whether no input or target is infinite or NaN."""
     batches = (examples.take(index) for index in in_order(len(examples), 250))
-    return all(bool(part.isfinite().all()) for batch in batches for part in batch)
+    return all(bool(part.isfinite().all()) for inputs, targets in batches for part in (*tensors_of(inputs), targets))
 
 
 def draw(examples: Examples, limit: int | None, seed: int, among: Tensor | None = None) -> Examples:

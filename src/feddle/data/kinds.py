@@ -1,4 +1,4 @@
-"""The kinds of your own data, without the code that reads them: it imports torch."""
+"""Kinds of user data. The readers are elsewhere, because they import torch."""
 
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,5 +20,7 @@ def kind_of(path: Path) -> Kind:
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         usual = "a .csv or .npz file, a folder of images or a Hugging Face dataset on disk"
-        raise FeddleError(f"{path} ends in {ending or 'nothing'}; expected {usual}")
+        raise FeddleError(
+            f"{path} has {f'the file extension {ending}' if ending else 'no file extension'}; expected {usual}"
+        )
     return ENDINGS[ending]

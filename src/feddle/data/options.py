@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, final
+from typing import Annotated, Any, Literal, TypeVar, final
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from feddle.core.errors import FeddleError
-from feddle.data.collection import Collection
+from feddle.core.importing import is_import_path
+from feddle.data.collection import Collection, with_classes
 from feddle.data.datasets import named
+from feddle.data.imported import ImportedSource
 from feddle.data.kinds import KINDS, Kind
 from feddle.data.partition import Auto, PartitionOptions
 from feddle.data.pictures import Files
@@ -18,9 +20,20 @@ from feddle.data.readers.folder import read_folder
 from feddle.data.readers.hf import read_huggingface
 from feddle.data.readers.npz import read_npz
 from feddle.data.source import Source, expanded, files_hash, place_hash
-from feddle.options import Count, CountOrZero, Options, Share, no_bool
+from feddle.options import Count, CountOrZero, Options, Share, is_none, no_bool
 
 Placed = TypeVar("Placed", "Data", "ServerData")
+
+
+def _no_yes_or_no(value: Any) -> Any:
+    """Refuse true and false, which YAML makes of yes and no."""
+    if isinstance(value, bool):
+        raise ValueError(f"expected the name or the number of a class, got {value}; put a name such as 'yes' in quotes")
+    return value
+
+
+Class = Annotated[str | Annotated[int, Field(ge=0, strict=True)], BeforeValidator(_no_yes_or_no)]
+Classes = Annotated[tuple[Class, ...], Field(min_length=2)]
 
 
 def _require_place(data: Placed) -> Placed:
@@ -28,11 +41,15 @@ def _require_place(data: Placed) -> Placed:
     name, path, folder = data.name, data.path, data.folder
     if name is None and (path or folder):
         raise ValueError("path and folder belong to another data set; set name to that data set")
+    if name is None and data.classes:
+        raise ValueError("classes need the name of their data set; set name too, to that of the clients or another one")
     if name in KINDS and (path is None or folder is not None):
         raise ValueError(
             f"{name} is your own data; set path to where it is, and no folder, which is for official files"
         )
-    if name not in KINDS and path is not None:
+    if is_import_path(name) and folder is not None:
+        raise ValueError(f"folder is for official files; {name} gets path")
+    if name not in KINDS and not is_import_path(name) and path is not None:
         raise ValueError(f"path is for your own data, with the name {', '.join(KINDS)}; for {name} use folder")
     return data
 
@@ -48,6 +65,12 @@ class ServerData(Options):
         None, description="folder that holds the official files of the server's data set; see `data.folder`"
     )
     columns: Columns = Columns()
+    classes: Classes | None = Field(
+        None,
+        exclude_if=is_none,
+        description="names or numbers of the classes at the server, by default all. If `name` is the clients' data "
+        "set, other classes than theirs are out-of-domain data, and the default is the clients' classes",
+    )
     samples: CountOrZero | None = Field(
         None,
         description="number of images at the server. In-domain they are taken from the test images, and accuracy is "
@@ -67,12 +90,17 @@ class Data(Options):
 
     name: str = Field(
         "fashion-mnist",
-        description="name of the data set (see `feddle data list`), or for your own data `csv`, `images`, `npz` or "
-        "`huggingface`",
+        description="name of the data set (see `feddle data list`), for your own data `csv`, `images`, `npz` or "
+        "`huggingface`, or the import path `module:Name` of a function that returns the arrays of an .npz file",
     )
     path: str | None = Field(None, description="path of your own data: a file, or a folder of images")
     folder: str | None = Field(None, description="folder that holds the official files; by default they are downloaded")
     columns: Columns = Columns()
+    classes: Classes | None = Field(
+        None,
+        exclude_if=is_none,
+        description="names or numbers of the classes to use, by default all; labels are numbered in the given order",
+    )
     test_share: Annotated[Share, Field(gt=0, lt=1)] = Field(
         0.2, description="share of the images that become test images, if the data does not say which ones are"
     )
@@ -103,9 +131,10 @@ class Data(Options):
 
     @property
     def outside(self) -> bool:
-        """Whether the server's images come from another data set than the clients'."""
+        """Whether the server's images come from another data set than the clients', or from other classes of it."""
         server = self.server
-        return server.name is not None and (server.name, server.path) != (self.name, self.path)
+        other = (server.name, server.path) != (self.name, self.path) or server.classes not in (None, self.classes)
+        return server.name is not None and other
 
     _placed = model_validator(mode="after")(_require_place)
 
@@ -158,6 +187,13 @@ def _table_hash(path: Path, columns: Columns) -> str:
     return files_hash(path.resolve().parent, [path.resolve(), *sorted(named)])
 
 
+def read_data(data: Data | ServerData, *, quiet: bool = False) -> Collection:
+    """The data set that options name, with the classes that they choose."""
+    collection = source_of(data).read(quiet=quiet)
+    option = "data.classes" if isinstance(data, Data) else "data.server.classes"
+    return collection if data.classes is None else with_classes(collection, data.classes, option)
+
+
 def source_of(data: Data | ServerData) -> Source[Collection]:
     """The data set that options name: your own, official files that you bring, or one that feddle fetches."""
     assert data.name is not None
@@ -165,4 +201,6 @@ def source_of(data: Data | ServerData) -> Source[Collection]:
         if data.name == kind:
             assert data.path is not None
             return Own(kind, expanded(Path(data.path)), data.columns)
+    if is_import_path(data.name):
+        return ImportedSource(data.name, data.path)
     return named(data.name, None if data.folder is None else Path(data.folder))

@@ -103,7 +103,7 @@ def decode_picture(source: Path | io.BytesIO, size: int, channels: int, name: st
     from PIL import Image
 
     if isinstance(source, Path) and not source.is_file():  # a named pipe would block whoever opens it
-        raise FeddleError(f"the image {name} is no regular file, or it is missing; leave it out")
+        raise FeddleError(f"the image {name} is not a regular file, or it is missing; leave it out")
     try:
         # The warnings are about images that are decoded all the same; what cannot be decoded is an error.
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:

@@ -85,7 +85,7 @@ def expanded(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise FeddleError(f"the path {path} names a home that does not exist; write its whole path") from error
+        raise FeddleError(f"the path {path} refers to a user that does not exist; write the absolute path") from error
 
 
 @cache

@@ -21,10 +21,12 @@ from torch.nn import functional as F
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
+from feddle.core.metrics import main_metric, reached
 from feddle.core.seeds import global_seed, seed_for
 from feddle.data.examples import as_examples
 from feddle.flower.plan import FederationPlan, make_plan
 from feddle.methods.strategy import Strategy
+from feddle.records import STATUS
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import started_in
@@ -34,8 +36,6 @@ from feddle.runtimes.flower.client import Data
 from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.roster import Roster
 from feddle.training.train import Loss
-
-STATUS = "status.json"
 
 
 def federated(
@@ -58,7 +58,7 @@ def status_of(run: Run[Network]) -> dict[str, Any]:
         **run.runtime.status(),
         "rounds": run.plan.rounds,
         "method": run.method,
-        "accuracy": next((line["accuracy"] for line in reversed(run.history) if "accuracy" in line), None),
+        "reached": next((text for line in reversed(run.history) if (text := reached(line))), ""),
         "pid": os.getpid(),
         "at": round(time.time(), 3),
     }
@@ -139,7 +139,10 @@ class Feddle(FlowerStrategy):
         and after each merge. `train_config` and `evaluate_config` are refused: the settings configure the clients.
         """
         if train_config or evaluate_config:
-            raise FeddleError("expected the clients' configuration in the settings (training.lr); remove the configs")
+            raise FeddleError(
+                "train_config and evaluate_config are not supported; set the clients' options in the settings, such as "
+                "training.lr"
+            )
         given = {"rounds": num_rounds, "federation.job_limit": timeout}
         changes = {key: value for key, value in given.items() if value is not None}
         plan = self.plan = make_plan({**self.settings, **changes}, source="settings")
@@ -165,7 +168,7 @@ class Feddle(FlowerStrategy):
         return result
 
     def _arrays(self, run: Run[Network]) -> ArrayRecord:
-        run.layout.write(run.problem.model, run.server.model)
+        run.layout.write(run.problem.model, run.server.deployed)
         return ArrayRecord(run.problem.model.state_dict())
 
     def summary(self) -> None:
@@ -203,10 +206,11 @@ def server_app(
 
 def _record(line: Line, rounds: int, result: Result) -> None:
     """Log a line of history, and add it to the result in Flower's format."""
-    accuracy = f", accuracy {line['accuracy']:.1%}" if "accuracy" in line else ""
-    log(INFO, "version %s/%s: staleness %s%s", line["version"], rounds, line["staleness"], accuracy)
+    score = f", {text}" if (text := reached(line)) else ""
+    log(INFO, "version %s/%s: staleness %s%s", line["version"], rounds, line["staleness"], score)
     if line["loss"] is not None:
         result.train_metrics_clientapp[line["round"]] = MetricRecord({"loss": line["loss"]})
-    if "accuracy" in line:
-        scores = {"accuracy": line["accuracy"], "loss": line["test_loss"]}
+    if "test_loss" in line:
+        metric = main_metric([line]).name
+        scores = {metric: line[metric], "loss": line["test_loss"]}
         result.evaluate_metrics_serverapp[line["round"]] = MetricRecord(scores)

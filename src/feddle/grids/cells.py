@@ -15,11 +15,22 @@ import torch
 
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
+from feddle.core.metrics import ACCURACY, Metric, metric_named
 from feddle.data.datasets import named, title_of
 from feddle.data.options import source_of
 from feddle.data.source import Source
 from feddle.grids.grid import Cell
-from feddle.records import CELL, CONFIG, CellEntry, CellRecord, json_digest, read_cell, read_result, write_record
+from feddle.records import (
+    CELL,
+    CONFIG,
+    CellEntry,
+    CellRecord,
+    finite,
+    json_digest,
+    read_cell,
+    read_result,
+    write_record,
+)
 from feddle.run.folder import RunFolder, run_or_resume
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
@@ -96,8 +107,11 @@ def _guide(cell: Cell, given: Mapping[str, str]) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """The SHA-256 of a config without seed, workers and checkpoints."""
-    return json_digest(config.model_dump(mode="json", exclude=_HOW))
+    """The SHA-256 of a config without seed, workers and checkpoints, and without options that are null.
+
+    So a new option that is off by default does not change the hash of earlier runs.
+    """
+    return json_digest(config.model_dump(mode="json", exclude=_HOW, exclude_none=True))
 
 
 def described(planned: Planned) -> CellEntry:
@@ -133,12 +147,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a task ended: its accuracy, or the reason why there is none."""
+    """How a task ended: its main metric, or the reason why there is none."""
 
-    accuracy: float | None = None
+    score: float | None = None
     seconds: float = 0.0
     reason: str = ""
     begun: bool = True  # False if the run could not be set up because something it needs is missing
+    metric: Metric = ACCURACY
     details: str = field(default="", compare=False)  # the traceback of a bug in feddle
 
 
@@ -182,7 +197,8 @@ def run_task(task: Task, listener: Listener) -> Ended:
         kept["clock"] = clock(task.config, task.waits, run)
     write_record(task.folder / CELL, kept)
     result = read_result(task.folder)
-    return Ended(result["accuracy"], result["seconds"])
+    metric = metric_named(result.get("metric"))
+    return Ended(finite(result.get(metric.name)), result["seconds"], metric=metric)
 
 
 def clock(config: Config, sigma: float, run: Run[Simulation] | None) -> list[int]:

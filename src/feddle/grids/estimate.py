@@ -18,6 +18,7 @@ from feddle.methods.feddle.method import AtlasOptions
 from feddle.methods.feddle.search import LbfgsSearch
 from feddle.methods.fedft import FedFTOptions
 from feddle.methods.hfcl import HfclOptions
+from feddle.methods.local import LocalOptions
 from feddle.models.options import ModelOptions
 from feddle.run.plan import Config
 from feddle.training.machine import one_thread
@@ -45,6 +46,8 @@ def _arrivals(config: Config) -> float:
     method, sigma = config.method, config.delays.sigma
     if isinstance(method, CenterOptions):
         return 0.0
+    if isinstance(method, LocalOptions):  # each client trains as much as in a federation, but not every client does
+        return config.clients.per_round * min(1.0, method.clients / config.clients.count)
     base = method.base if isinstance(method, FedFTOptions) else method
     discards = isinstance(base, FedAvgOptions | HfclOptions | FedDFOptions) and base.late == "discard"
     return config.clients.per_round * (math.erf(1 / (sigma * math.sqrt(2))) if discards and sigma else 1.0)
@@ -87,7 +90,7 @@ def _measured(model: ModelOptions, classes: int, size: int, channels: int) -> tu
 
 
 def _processor_time(work: Callable[[], object]) -> float:
-    """Seconds of a call, without the time that other work on the machine takes."""
+    """CPU time of one call, in seconds."""
     work()
     number, seconds = Timer(work, timer=time.process_time).autorange()
     return seconds / number

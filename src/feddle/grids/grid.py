@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from feddle.core.errors import FeddleError, did_you_mean
+from feddle.core.importing import is_import_path
+from feddle.records import GRID, read_mapping
 from feddle.run.load import with_value
 
 Value = str | float
@@ -49,16 +52,22 @@ def names() -> list[str]:
     return sorted(set(found) - {"parts"}, key=lambda name: (not name.startswith("results-"), name))
 
 
-def load_grid(name: str, *, quick: bool = False) -> Grid:
-    """The grid of a table. With `quick` its network is small and its runs are short."""
+def load_grid(name: str, *, quick: bool = False, own: Sequence[str] = ()) -> Grid:
+    """The grid of a table. With `quick` its network is small and its runs are short.
+
+    `own` are the import paths of methods, each of which becomes one more row.
+    """
     if name not in names():
         hint = did_you_mean(name, names(), "`feddle reproduce --list` shows all tables")
         raise FeddleError(f"unknown table {name!r}; {hint}")
     table = _read(f"tables/{name}.yaml")
     axes = {axis: tuple(values) for axis, values in table["axes"].items()}
+    last = next(reversed(axes))
+    if own and last != "method":
+        raise FeddleError(f"--methods: the rows of {name} are not methods, so {own[0]} cannot be added to them")
+    axes[last] += tuple(own)
     keys = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     cells: dict[str, Cell] = {}
-    last = next(reversed(axes))
     for whole in keys:
         along = {last, *table.get("once", {}).get(whole[last], axes)}
         key = {axis: value for axis, value in whole.items() if axis in along}
@@ -66,6 +75,12 @@ def load_grid(name: str, *, quick: bool = False) -> Grid:
         cells.setdefault(cell.name, cell)
     note, figure = table.get("note", ""), tuple(table.get("figure", ()))
     return Grid(name, quick, table["title"], note, axes, figure, tuple(cells.values()))
+
+
+def own_rows(out: Path) -> list[str]:
+    """The import paths that were added as rows to the grid in a folder, if there is one."""
+    rows = read_mapping(out / GRID).get("axes", {}).get("method", [])
+    return [row["value"] for row in rows if is_import_path(row["value"])]
 
 
 def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cell]:
@@ -141,6 +156,8 @@ def _cell(table: Mapping[str, Any], name: str, whole: dict[str, Value], key: dic
 
 def _part(parts: Mapping[str, Any], axis: str, value: Value) -> dict[str, Any]:
     """A value of an axis as a part of a config."""
+    if is_import_path(value):
+        return {"method": {"name": value}}
     if axis not in parts["numbers"]:
         return dict(parts[axis][value])
     return with_value({}, parts["numbers"][axis]["key"].split("."), value)
@@ -148,7 +165,7 @@ def _part(parts: Mapping[str, Any], axis: str, value: Value) -> dict[str, Any]:
 
 def _short(parts: Mapping[str, Any], axis: str, value: Value) -> str:
     number = parts["numbers"].get(axis)
-    return str(value) if number is None else f"{number['short']}{value:g}"
+    return str(value).replace(":", ".") if number is None else f"{number['short']}{value:g}"
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

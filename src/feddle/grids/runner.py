@@ -106,11 +106,11 @@ def open_folder(out: Path, grid: Grid) -> GridRecord:
     """The record of the grid in a folder, or an empty one. A folder with another grid is refused."""
     check_free(out, "grid")
     if not (out / GRID).exists():
-        return {"cells": {}}
+        return {"grid": grid.name, "cells": {}}
     try:
         held = read_grid_record(out)
         kind = (held["grid"], held["quick"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise FeddleError(
             f"{out / GRID} is damaged ({type(error).__name__} {error}); remove that file and give the command again, "
             "which keeps the runs, or name another folder with --out"

@@ -24,7 +24,7 @@ class Ca2flOptions(MethodOptions):
 
     def build(self, parts: Parts) -> "CA2FL":
         """The method."""
-        return CA2FL(build_cache(parts, self.cache_limit), self.buffer_size, self.lr)
+        return CA2FL(self, build_cache(parts, self.cache_limit))
 
 
 @dataclass(eq=False)
@@ -43,20 +43,19 @@ class CA2FL:
     client is in the buffer twice, both updates use the same h_i, and the cache keeps the later update.
     """
 
-    def __init__(self, cache: ClientCache, buffer_size: int = 10, lr: float = 1.0) -> None:
-        self.buffer_size = buffer_size
-        self.lr = lr
+    def __init__(self, options: Ca2flOptions, cache: ClientCache) -> None:
+        self.options = options
         self.state = Ca2flState(cache)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
-        state, flushes = self.state, 0
+        state, size, flushes = self.state, self.options.buffer_size, 0
         for arrival in arrivals:
             client, delta = arrival.update.job.client, arrival.update.delta
             state.new[client] = delta.clone()
-            if full := state.buffer.add(delta - state.cache[client], arrival, self.buffer_size):
-                step = state.cache.mean() + full.total / self.buffer_size
-                model = Weights(model.vector + self.lr * step, full.buffers)
+            if full := state.buffer.add(delta - state.cache[client], arrival, size):
+                step = state.cache.mean() + full.total / size
+                model = Weights(model.vector + self.options.lr * step, full.buffers)
                 for owner, update in state.new.items():
                     state.cache.put(owner, update)
                 state.new = {}

@@ -54,7 +54,7 @@ class ClientCache:
         update, before = update.cpu(), self[client].cpu()
         if client not in self._last and len(self._last) >= self.clients:
             raise FeddleError(
-                f"expected at most {self.clients} clients, but client {client} is one more; raise clients.count"
+                f"more than {self.clients} clients sent updates (client {client} is new); raise clients.count"
             )
         self._last[client] = self._keep(update)  # a new tensor: those read or saved before do not change
         self._sum += update.double() - before.double()
@@ -87,7 +87,8 @@ class _FileRows:
         self._row_bytes = 4 * dimension
         self._where = f"the last updates of {clients} clients ({clients * self._row_bytes / 1e6:,.3g} MB)"
         if folder is None:
-            raise FeddleError(f"{self._where} exceed the cache limit; raise the limit or name a scratch folder")
+            remedy = "raise cache_limit, or name a folder for them (in Python: scratch=)"
+            raise FeddleError(f"{self._where} exceed the cache limit; {remedy}")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=folder) as file:  # without a name: it replaces nothing, and ends with the process

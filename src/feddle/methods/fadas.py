@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.methods.buffer import Buffer
 from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr
-from feddle.options import Count, Positive, no_bool
+from feddle.options import Count, Decay, Positive
 from feddle.training.parts import Parts
-
-Decay = Annotated[float, BeforeValidator(no_bool), Field(ge=0, lt=1)]
 
 
 class FadasOptions(MethodOptions):

@@ -26,7 +26,7 @@ class FedAsyncOptions(MethodOptions):
 
     def build(self, parts: Parts) -> "FedAsync":  # noqa: ARG002
         """The method."""
-        return FedAsync(self.alpha, self.exponent)
+        return FedAsync(self)
 
 
 class FedAsync:
@@ -35,14 +35,13 @@ class FedAsync:
     α is the same in every round.
     """
 
-    def __init__(self, alpha: float = 0.4, exponent: float = 0.5) -> None:
-        self.alpha = alpha
-        self.exponent = exponent
+    def __init__(self, options: FedAsyncOptions) -> None:
+        self.options = options
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
         for arrival in arrivals:
-            mixing = self.alpha * polynomial(arrival.staleness, self.exponent)
+            mixing = self.options.alpha * polynomial(arrival.staleness, self.options.exponent)
             client = arrival.start.vector + arrival.update.delta
             buffers = model.buffers.lerp(arrival.update.buffers, mixing)
             model = Weights(model.vector.lerp(client, mixing), buffers)

@@ -28,7 +28,7 @@ class FedAvgOptions(MethodOptions):
 
     def build(self, parts: Parts) -> "FedAvg":  # noqa: ARG002
         """The method."""
-        return FedAvg(self.late)
+        return FedAvg(self)
 
 
 class FedAvg:
@@ -38,13 +38,13 @@ class FedAvg:
     deltas like any other. `average_models` averages the whole models of all arrivals: w ← Σ n_j/n · (start_j + Δ_j).
     """
 
-    def __init__(self, late: Late = "discard") -> None:
-        self.late: Late = late
-        self.max_staleness = staleness_limit(late)
+    def __init__(self, options: FedAvgOptions) -> None:
+        self.options = options
+        self.max_staleness = staleness_limit(options.late)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
-        return Merged(average(model, arrivals, self.late))
+        return Merged(average(model, arrivals, self.options.late))
 
 
 def average(model: Weights, arrivals: Sequence[Arrival], late: Late) -> Weights:

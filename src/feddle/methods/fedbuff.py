@@ -20,7 +20,7 @@ class FedBuffOptions(MethodOptions):
 
     def build(self, parts: Parts) -> "FedBuff":  # noqa: ARG002
         """The method."""
-        return FedBuff(self.buffer_size, self.lr, self.staleness)
+        return FedBuff(self)
 
 
 class FedBuff:
@@ -29,18 +29,16 @@ class FedBuff:
     The sum is divided by the buffer's size, not by the sum of the weights, so a stale buffer takes a smaller step.
     """
 
-    def __init__(self, buffer_size: int = 10, lr: float = 1.0, staleness: Staleness = "sqrt") -> None:
-        self.buffer_size = buffer_size
-        self.lr = lr
-        self.staleness: Staleness = staleness
+    def __init__(self, options: FedBuffOptions) -> None:
+        self.options = options
         self.state = Buffer()
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
-        flushes = 0
+        size, flushes = self.options.buffer_size, 0
         for arrival in arrivals:
-            step = staleness_weight(self.staleness, arrival.staleness) * arrival.update.delta
-            if full := self.state.add(step, arrival, self.buffer_size):
-                model = Weights(model.vector + self.lr / self.buffer_size * full.total, full.buffers)
+            step = staleness_weight(self.options.staleness, arrival.staleness) * arrival.update.delta
+            if full := self.state.add(step, arrival, size):
+                model = Weights(model.vector + self.options.lr / size * full.total, full.buffers)
                 flushes += 1
         return Merged(model, {"flushes": flushes, "buffered": self.state.count})

@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
@@ -15,12 +14,10 @@ from feddle.data.examples import Examples, Relabelled, draw
 from feddle.methods.fedavg import Late, average, in_time, staleness_limit
 from feddle.methods.strategy import BatchSize, MethodOptions, ServerEpochs
 from feddle.options import CountOrZero, Positive
+from feddle.training.distil import NEGLIGIBLE, Average, divergence, joint_prediction
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe, train_by_epoch
 from feddle.training.workbench import Workbench
-
-Average = Literal["logits", "losses"]
-_ROUNDING = 1e-6  # a loss below this is rounding error, which Adam would amplify to whole steps
 
 
 class FedDFOptions(MethodOptions):
@@ -74,16 +71,8 @@ class FedDF:
 
     def teach(self, arrivals: Sequence[Arrival], examples: Examples) -> Tensor:
         """The teachers' joint prediction as probabilities (n, classes); one client's model is in memory at a time."""
-        total: Tensor | None = None
-        by_logits = self.options.average == "logits"
-        for arrival in arrivals:
-            client = Weights(arrival.start.vector + arrival.update.delta, arrival.update.buffers)
-            logits = self.bench.logits(client, examples) / self.options.temperature
-            output = logits if by_logits else logits.softmax(1)
-            total = output if total is None else total + output
-        assert total is not None
-        mean = total / len(arrivals)
-        return mean.softmax(1) if by_logits else mean
+        models, options = (arrival.model for arrival in arrivals), self.options
+        return joint_prediction(self.bench, models, examples, options.temperature, options.average)
 
     def distil(self, start: Weights, examples: Examples, targets: Tensor, seed: int) -> Merged:
         """Train from `start` to predict the targets (n, classes) of the examples."""
@@ -91,7 +80,7 @@ class FedDF:
         self.bench.layout.write(model, start)
         model.eval()  # keeps the clients' running statistics, and allows a batch of one
         taught, losses = Relabelled(examples, targets), []
-        for loss in train_by_epoch(model, taught, self.recipe, seed, self._divergence, negligible=_ROUNDING):
+        for loss in train_by_epoch(model, taught, self.recipe, seed, self._divergence, negligible=NEGLIGIBLE):
             assert loss is not None, "only training mode skips batches"
             losses.append(loss)
             if patience and len(losses) > patience and min(losses[-patience:]) >= min(losses[:-patience]):
@@ -100,6 +89,4 @@ class FedDF:
         return Merged(self.bench.layout.read(model), notes)
 
     def _divergence(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        student = (outputs / self.options.temperature).log_softmax(1)
-        # T² makes the size of the gradient independent of the temperature
-        return self.options.temperature**2 * F.kl_div(student, targets, reduction="batchmean")
+        return divergence(outputs, targets, self.options.temperature)

@@ -19,7 +19,7 @@ class MedianOptions(MethodOptions):
 
     def build(self, parts: Parts) -> "CoordinateMedian":  # noqa: ARG002
         """The method."""
-        return CoordinateMedian(self.lr)
+        return CoordinateMedian(self)
 
 
 class CoordinateMedian:
@@ -29,8 +29,8 @@ class CoordinateMedian:
     a client could report any number.
     """
 
-    def __init__(self, lr: float = 1.0) -> None:
-        self.lr = lr
+    def __init__(self, options: MedianOptions) -> None:
+        self.options = options
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
         """See `Strategy`."""
@@ -39,4 +39,4 @@ class CoordinateMedian:
         ordered = torch.stack([a.update.delta for a in arrivals]).sort(dim=0).values
         low, high = (len(arrivals) - 1) // 2, len(arrivals) // 2
         step = (ordered[low] + ordered[high]) / 2
-        return Merged(Weights(model.vector + self.lr * step, model.buffers))
+        return Merged(Weights(model.vector + self.options.lr * step, model.buffers))

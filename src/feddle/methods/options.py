@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Discriminator
+from pydantic import Discriminator, Tag
 
 from feddle.methods.ca2fl import Ca2flOptions
 from feddle.methods.center import CenterOptions
@@ -15,8 +15,10 @@ from feddle.methods.feddf import FedDFOptions
 from feddle.methods.feddle.method import FeddleOptions, FeddlePlusOptions
 from feddle.methods.fedft import FedFTOptions
 from feddle.methods.hfcl import HfclOptions
+from feddle.methods.imported import ImportedMethod
+from feddle.methods.local import LocalOptions
 from feddle.methods.median import MedianOptions
-from feddle.options import choice
+from feddle.options import choice, named_or_imported
 
 AnyMethod = (
     FeddleOptions
@@ -32,5 +34,11 @@ AnyMethod = (
     | FedDFOptions
     | ConvexOptions
     | MedianOptions
+    | LocalOptions
 )
-Method = Annotated[AnyMethod, Discriminator("name"), choice("feddle")]
+NamedMethod = Annotated[AnyMethod, Discriminator("name")]
+Method = Annotated[
+    Annotated[NamedMethod, Tag("named")] | Annotated[ImportedMethod, Tag("imported")],
+    named_or_imported,
+    choice("feddle"),
+]

@@ -1,7 +1,7 @@
 """The protocol of every method, and what several methods share."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -15,9 +15,10 @@ from feddle.options import Count, Options, Positive
 class Strategy(Protocol):
     """A method: how the arrivals of a round change the server's model.
 
-    Two attributes are optional. `max_staleness` is the largest staleness that the method uses (None: any, −1: the
+    Three attributes are optional. `max_staleness` is the largest staleness that the method uses (None: any, −1: the
     method uses no updates); a simulation does not train updates that are staler. `state` is what the method remembers
-    from round to round: a dataclass of tensors and numbers (`core/state.py`), which is saved in checkpoints.
+    from round to round: a dataclass of tensors and numbers (`core/state.py`), which is saved in checkpoints. `personal`
+    is True if every client has its own model, so that the server's model is not evaluated.
     """
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
@@ -30,6 +31,8 @@ class Strategy(Protocol):
 
 class MethodOptions(Options):
     """Base of every method's options. It lets an error message name the method that has a misplaced option."""
+
+    averages: ClassVar[float] = 0.0  # the decay of `averaging`, unless the plan sets it
 
 
 BufferSize = Annotated[Count, Field(description="number of updates per step (B)")]
@@ -60,6 +63,11 @@ def max_staleness(strategy: Strategy) -> int | None:
 def state_of(strategy: Strategy) -> Any:
     """What the method remembers; None if it remembers nothing."""
     return getattr(strategy, "state", None)
+
+
+def is_personal(strategy: Strategy) -> bool:
+    """Whether every client has its own model."""
+    return bool(getattr(strategy, "personal", False))
 
 
 def average_buffers(model: Weights, arrivals: Sequence[Arrival]) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the options of every model answer."""
+"""The interface of every model's options."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -10,7 +10,7 @@ from feddle.options import Options
 
 
 class ModelOptions(Options, ABC):
-    """A model: an option that only another model has is refused by its name."""
+    """Base of every model's options, so that an error can name the model that has a misplaced option."""
 
     @abstractmethod
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:

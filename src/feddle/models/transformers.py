@@ -20,10 +20,11 @@ from feddle.models.checkpoints import config_of_timm, in_words, read_checkpoint,
 from feddle.models.options import ModelOptions
 from feddle.models.pretrained import Standardise
 from feddle.models.weights import WEIGHTS, FetchedWeights, ModelFolder, named
-from feddle.options import Count, Options, Positive, Share
+from feddle.options import Count, Options, Positive, Share, is_none
 
 _QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no hub, and no code out of a folder
+_LENGTH = 64  # tokens per text
 _HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] as they are
 
 
@@ -53,6 +54,12 @@ class TransformersOptions(ModelOptions):
         None, description="low-rank adapters; by default none, so every layer is trained; `{}` for the default adapters"
     )
 
+    length: Count | None = Field(
+        None,
+        exclude_if=is_none,
+        description="largest number of tokens of a text, the rest is cut off; by default 64; only for text",
+    )
+
     def weights(self) -> FetchedWeights | ModelFolder:
         """See `ModelOptions`."""
         fetched = any(self.path == source.name and source.config for source in WEIGHTS)
@@ -63,6 +70,12 @@ class TransformersOptions(ModelOptions):
         source = self.weights()
         source.fetch(quiet=quiet)
         return load_classifier(source.place, classes, self.lora, image_size=image_size, channels=channels)
+
+    def tokens(self, texts: Sequence[str], *, quiet: bool = False) -> Tensor:
+        """The token ids (n, length) of texts, from the model's own tokenizer."""
+        source = self.weights()
+        source.fetch(quiet=quiet)
+        return tokenise(source.place, texts, self.length or _LENGTH)
 
 
 class Classifier(nn.Module):
@@ -117,6 +130,21 @@ def load_classifier(
     return Classifier(model, inputs=inputs, padding=None, resized=resized)
 
 
+def tokenise(folder: Path, texts: Sequence[str], length: int) -> Tensor:
+    """Token ids (n, at most `length`) of texts by the tokenizer in a folder; shorter texts are padded."""
+    transformers = _import("transformers")
+    try:
+        with _silent(transformers):
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_LOCAL)
+            most = min(length, tokenizer.model_max_length)
+            made = tokenizer(list(texts), padding=True, truncation=True, max_length=most, return_tensors="pt")
+    except Exception as error:  # a damaged file makes the library raise errors of many kinds
+        failed = f"transformers cannot tokenise text with the model in {folder} ({in_words(error)})"
+        raise FeddleError(f"{failed}; set model.path to a text model that was saved with its tokenizer") from error
+    ids: Tensor = made["input_ids"]
+    return ids
+
+
 def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes: int) -> tuple[Any, Any]:
     """A transformers classifier with the folder's weights and a fresh head; and transformers' report on the loading."""
     if "architecture" in settings and "model_type" not in settings:  # timm's names
@@ -153,7 +181,8 @@ def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
     fresh = {n for n in missing if ".pooler." in n}
     wrong = sorted((missing - fresh) | {n for n, *_ in loading["mismatched_keys"] if n.startswith(base)})
     if wrong:
-        raise FeddleError(f"the weights in {folder} do not fit its config.json: {wrong[0]} is missing or misshaped")
+        reason = f"{wrong[0]} is missing or has the wrong shape"
+        raise FeddleError(f"the weights in {folder} do not fit its config.json: {reason}; save the model again")
     return fresh
 
 

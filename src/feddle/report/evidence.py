@@ -1,16 +1,19 @@
-"""Whether the test images and the seeds support a difference between methods."""
+"""Whether the test examples and the seeds support a difference between methods."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, lgamma, log, sqrt
 from statistics import fmean, stdev
+from typing import NamedTuple
 
-from feddle.records import RunRecord, finite
+from feddle.core.metrics import ACCURACY, Metric
+from feddle.records import ClientScores, RunRecord, finite
 from feddle.report.grid import HOW, Cell, Grid, Panel
-from feddle.report.numbers import listed
+from feddle.report.numbers import Spread, listed
 
 _LEVEL = 0.05  # a p-value below it supports a difference
 _FEWEST_ROUNDS = 20  # of a run that may win
+_FREE = (*HOW, "method", "strategy", "metrics", "device")  # keys of configs that may differ
 # Student's t for an interval of 95 %, by degrees of freedom from 1; the last one is used for more, which is careful.
 _STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -33,7 +36,7 @@ class Evidence:
 class Standing:
     """The methods of one setting, best first."""
 
-    order: dict[str, float]  # accuracy in per cent, as it is shown
+    order: dict[str, Spread]  # the main metric
     against: dict[str, Evidence] = field(default_factory=dict)  # the first method compared with each other one
     obstacle: str = ""  # why no winner is named, whatever the numbers are
 
@@ -51,11 +54,15 @@ class Standing:
 def standing(grid: Grid, panel: Panel, column: int) -> Standing:
     """The methods of a column, and whether the first one leads."""
     cells = {row: cell for row, cell in panel.column(column).items() if cell.accuracy}
-    order = {row: spread.tenths for row, cell in cells.items() if (spread := cell.accuracy)}
-    order = dict(sorted(order.items(), key=lambda each: each[1], reverse=True))
+    order = best_first({row: spread for row, cell in cells.items() if (spread := cell.accuracy)})
     first, *others = order or [""]
     against = {row: difference(cells[first], cells[row]) for row in others}
     return Standing(order, against, _obstacle(grid, list(cells.values())))
+
+
+def best_first(spreads: Mapping[str, Spread]) -> dict[str, Spread]:
+    """The rows, sorted by their number as it is shown."""
+    return dict(sorted(spreads.items(), key=lambda each: each[1].tenths * (-1 if each[1].metric.higher else 1)))
 
 
 def _obstacle(grid: Grid, cells: Sequence[Cell]) -> str:
@@ -64,6 +71,8 @@ def _obstacle(grid: Grid, cells: Sequence[Cell]) -> str:
         return "quick runs are not results"
     if len(cells) > 1 and "title" not in grid.record and (differing := _differing(runs)):  # a table compares by design
         return f"the runs differ in {listed(differing)}"
+    if len(metrics := dict.fromkeys(cell.metric.words.lower() for cell in cells)) > 1:
+        return f"the runs are measured by {listed(list(metrics))}"
     if not all(cell.is_final for cell in cells):
         return "not all runs are finished"
     rounds = [number for run in runs if (number := finite(run.config.get("rounds"))) is not None]
@@ -73,7 +82,7 @@ def _obstacle(grid: Grid, cells: Sequence[Cell]) -> str:
 
 def _differing(runs: Sequence[RunRecord]) -> list[str]:
     """The sections of the configs that differ, except the method."""
-    keys = dict.fromkeys(key for run in runs for key in run.config if key not in (*HOW, "method", "device"))
+    keys = dict.fromkeys(key for run in runs for key in run.config if key not in _FREE)
     found = [str(key) for key in keys if any(run.config.get(key) != runs[0].config.get(key) for run in runs)]
     contents = {(str(run.config.get("seed")), run.data.get("digest")) for run in runs if "digest" in run.data}
     changed = len(contents) > len({seed for seed, _ in contents})
@@ -83,45 +92,86 @@ def _differing(runs: Sequence[RunRecord]) -> list[str]:
 def difference(first: Cell, second: Cell) -> Evidence:
     """Compare two methods by the runs with the same seeds.
 
-    The last models must differ on the test images by an exact paired test. Several seeds must also have an interval of
-    the difference that is above 0, since the test images say nothing about the next seed.
+    The last models must differ on the test examples by an exact paired test, which exists for accuracy only. Several
+    seeds must also have an interval of the difference that is above 0, since the test examples say nothing about the
+    next seed.
     """
     others = {str(run.config.get("seed")): run for run in second.runs}
     pairs = [(run, others[seed]) for run in first.runs if (seed := str(run.config.get("seed"))) in others]
     votes = [found for pair in pairs if (found := _votes(*pair)) is not None]
     if not pairs or (len(pairs) == 1 and not votes):
-        why = "the runs have no seed in common" if not pairs else "it is not recorded which test images are right"
-        return Evidence(False, f"no lead is named, because {why}")
+        return Evidence(False, f"no lead is named, because {_lack(pairs, first.metric)}")
     said = []
     if votes:
-        # The mean over seeds, not the sum: the seeds share test images, so these are not new evidence.
+        # The mean over seeds, not the sum: the seeds share test examples, so these are not new evidence.
         more, less, tests = (round(fmean(counts)) for counts in zip(*votes, strict=True))
-        p, images = exact_p(more, less), f"{tests:,} test images"
-        said.append(f"exact paired test of the last models on {images}: p = {p:.2g}")
-        if p >= _LEVEL or more < less:
-            return Evidence(False, f"no difference that {images} can show", said[0])
+        examples = f"{tests:,} test examples"
+        said.append(f"exact paired test of the last models on {examples}: p = {exact_p(more, less):.2g}")
+        if not differs(more, less) or more < less:
+            return Evidence(False, f"no difference that {examples} can show", said[0])
     if len(pairs) > 1:
-        scores = [(one.accuracy, other.accuracy) for one, other in pairs]
-        low, high = _interval([100 * (a - b) for a, b in scores if a is not None and b is not None])
-        ends = f"{low:.1f} to {high:.1f} points".replace("-", "−")
+        above, ends = _over_seeds(pairs, first.metric)
         seeds = f"95 % interval of the difference over {len(pairs)} seeds: {ends}"
-        if low <= 0:
+        if not above:
             return Evidence(False, f"no difference that {len(pairs)} seeds can show", seeds)
         said.append(seeds)
     return Evidence(True, tests="; ".join(said))
 
 
+def _lack(pairs: Sequence[object], metric: Metric) -> str:
+    """What is missing to compare two methods."""
+    if not pairs:
+        return "the runs have no seed in common"
+    if metric != ACCURACY:
+        return f"one seed cannot show a difference of {metric.words[0].lower()}{metric.words[1:]}"
+    return "it is not recorded which test examples are right"
+
+
 def _votes(first: RunRecord, second: RunRecord) -> tuple[int, int, int] | None:
-    """How many test images only the first has right, only the second, and how many there are; None if unknown."""
+    """How many test examples only the first has right, only the second, and how many there are; None if unknown.
+
+    If every client has its own model (`local`), they are the test examples of the clients that both runs measured.
+    """
     one, other, tests = first.correct, second.correct, first.data.get("test")
-    same = all(first.data.get(key) == second.data.get(key) for key in ("test", "digest"))
-    if one is None or other is None or tests is None or not same:
+    if any(first.data.get(key) != second.data.get(key) for key in ("test", "digest")):
         return None
-    return (one & ~other).bit_count(), (other & ~one).bit_count(), tests
+    if one is not None and other is not None and tests is not None:
+        return (*only(one, other), tests)
+    ours, theirs = (right_by_client(run.result.get("clients")) for run in (first, second))
+    shared = [client for client in ours if client in theirs]
+    if not shared:
+        return None
+    more, less = zip(*(only(ours[client].bits, theirs[client].bits) for client in shared), strict=True)
+    return sum(more), sum(less), sum(ours[client].tests for client in shared)
+
+
+def only(one: int, other: int) -> tuple[int, int]:
+    """The number of bits that only the first number has, and that only the second has."""
+    return (one & ~other).bit_count(), (other & ~one).bit_count()
+
+
+class Right(NamedTuple):
+    """Which of a client's own test examples are right, a bit for each, and how many there are."""
+
+    bits: int
+    tests: int
+
+
+def right_by_client(clients: ClientScores | None) -> dict[int, Right]:
+    """What is right of each client's own test examples; empty if that is not known."""
+    if clients is None:
+        return {}
+    rows = zip(clients["clients"], clients.get("correct", []), clients["tested"], strict=False)
+    return {client: Right(int(bits, 16), tests) for client, bits, tests in rows}
+
+
+def differs(more: int, less: int) -> bool:
+    """Whether two models differ by the exact test, if `more` and `less` examples are right by only one of them."""
+    return exact_p(more, less) < _LEVEL
 
 
 def exact_p(more: int, less: int) -> float:
-    """McNemar's exact test, two-sided: the p-value if two models disagree on `more` + `less` images."""
+    """McNemar's exact test, two-sided: the p-value if two models disagree on `more` + `less` examples."""
     total, least, tail = more + less, min(more, less), 0.0
     term = exp(lgamma(total + 1) - lgamma(least + 1) - lgamma(total - least + 1) - total * log(2))
     for k in range(least, -1, -1):  # term: the probability of k of `total` coins; it soon becomes 0
@@ -132,9 +182,14 @@ def exact_p(more: int, less: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """The interval of 95 % of a mean of differences in points, by Student's t."""
+def _over_seeds(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) -> tuple[bool, str]:
+    """Whether the first is better by the interval of 95 % of the difference (Student's t), and the interval."""
+    scale = (100 if metric.share else 1) * (1 if metric.higher else -1)
+    scores = [(one.score, other.score) for one, other in pairs]
+    values = [scale * (a - b) for a, b in scores if a is not None and b is not None]
     if len(values) < 2:
-        return -100.0, 100.0
+        return False, "unknown"
     half = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1] * stdev(values) / sqrt(len(values))
-    return max(fmean(values) - half, -100.0), min(fmean(values) + half, 100.0)
+    low, high = fmean(values) - half, fmean(values) + half
+    shown = f"{max(low, -100):.1f} to {min(high, 100):.1f} points" if metric.share else f"{low:.3g} to {high:.3g}"
+    return low > 0, shown.replace("-", "−")

@@ -13,7 +13,7 @@ from feddle.report.charts import COLOURS, DASHES
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
 from feddle.report.numbers import NONE, Spread, counted, mean_of
 from feddle.report.page import write_document
-from feddle.report.setting import images, refused
+from feddle.report.setting import examples, refused
 from feddle.report.tables import QUICK, Entry, footnotes, from_clean, legend, marks, results
 from feddle.report.warnings import sources, warnings
 from feddle.report.words import verdicts
@@ -49,8 +49,8 @@ def _notes(grid: Grid) -> list[str]:
 
 
 def _counts(grid: Grid) -> list[str]:
-    """How many images the runs of each panel use."""
-    return [f"{panel.title}: {text}".removeprefix(": ") for panel in grid.panels if (text := images(panel.runs))]
+    """How many examples the runs of each panel use."""
+    return [f"{panel.title}: {text}".removeprefix(": ") for panel in grid.panels if (text := examples(panel.runs))]
 
 
 def to_markdown(grid: Grid) -> str:
@@ -140,9 +140,10 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
     points = next((from_clean(panel, row, at) for panel, row, at in places if at is not None), None)
     paper: Sequence[float | str] = entry.get("paper") or ("", "")
     return {
+        "metric": cell.metric.name,
         **_numbers(cell.accuracy, "mean", "std"),
         "seeds": cell.accuracy.count if cell.accuracy else "",
-        **_numbers(cell.spread("last_accuracy"), "last_mean", "last_std"),
+        **_numbers(cell.spread("last_score"), "last_mean", "last_std"),
         "paper_mean": paper[0],
         "paper_std": paper[1],
         **{name: "" if value is None else f"{value:g}" for name, value in costs.items()},
@@ -161,19 +162,20 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
 
 
 def _range(cell: Cell, use: Literal["train", "guidance", "test"]) -> str:
-    """How many images the runs of a cell use for something; two numbers if its seeds differ."""
+    """How many examples the runs of a cell use for something; two numbers if its seeds differ."""
     found = [run.data[use] for run in cell.runs if use in run.data]
     return "–".join(map(str, dict.fromkeys((min(found), max(found))))) if found else ""
 
 
 def _numbers(spread: Spread | None, mean: str, std: str) -> dict[str, str]:
-    """Mean and standard deviation in per cent."""
+    """Mean and standard deviation, of a share in per cent."""
     values = (None, None) if spread is None else (spread.mean, spread.std)
-    return {name: "" if v is None else f"{100 * v:.3f}" for name, v in zip((mean, std), values, strict=True)}
+    factor = 100 if spread and spread.metric.share else 1
+    return {name: "" if v is None else f"{factor * v:.3f}" for name, v in zip((mean, std), values, strict=True)}
 
 
 def _draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
-    """Draw accuracy over rounds with matplotlib, one figure for each setting with results."""
+    """Draw the main metric over rounds with matplotlib, one figure for each setting with results."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -187,7 +189,8 @@ def _draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
             axes = figure.add_subplot()
             if not _plot(axes, panel, column):
                 continue
-            axes.set(xlabel="round", ylabel="accuracy, %", ylim=(0, None))
+            unit = ", %" if panel.metric.share else ""
+            axes.set(xlabel="round", ylabel=panel.metric.words.lower() + unit, ylim=(0, None) if unit else None)
             axes.set_title(", ".join(filter(None, (panel.title, head))), fontsize=9)
             figure.supxlabel(notes, fontsize=5)
             axes.legend(fontsize=7, ncols=2, frameon=False)

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from feddle.core.errors import FeddleError
+from feddle.core.metrics import ACCURACY, MAIN, Metric
 from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite, read_grid_record, read_run
 from feddle.report.numbers import Spread, binomial_interval, listed, mean_of, spread_of
 
@@ -32,13 +33,18 @@ class Cell:
     runs: Sequence[RunRecord]
 
     def spread(self, number: str) -> Spread | None:
-        """A number of its runs: accuracy, last_accuracy, seconds, negative_share, bytes_up or bytes_down."""
-        return spread_of([getattr(run, number) for run in self.runs])
+        """A number of its runs: score, last_score, worst_tenth, seconds, negative_share, bytes_up or bytes_down."""
+        return spread_of([getattr(run, number) for run in self.runs if run.metric == self.metric], self.metric)
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric of its runs."""
+        return self.runs[0].metric if self.runs else ACCURACY
 
     @property
     def accuracy(self) -> Spread | None:
-        """Test accuracy by the paper's rule."""
-        return self.spread("accuracy")
+        """The main metric on test data by the paper's rule; accuracy unless the run predicts labels or numbers."""
+        return self.spread("score")
 
     @property
     def is_final(self) -> bool:
@@ -56,12 +62,13 @@ class Cell:
         configs = [run.made["config"] for run in self.runs if "config" in run.made]
         return any(config != self.entry.get("config") for config in configs)
 
-    def curve(self, field: str = "accuracy") -> tuple[list[tuple[int, float]], list[tuple[int, float, float]]]:
-        """The mean over seeds in the rounds that all seeds have, and the range of the seeds. Accuracy is in per cent.
+    def curve(self, field: str | None = None) -> tuple[list[tuple[int, float]], list[tuple[int, float, float]]]:
+        """The mean over seeds in the rounds that all seeds have, and the range of the seeds. Shares are in per cent.
 
-        With a single seed, the range is that of its clients, if the field has one. For accuracy it is the interval that
-        the number of test images leaves open.
+        Without `field` it is that of the main metric. With a single seed, the range is that of its clients, if the
+        field has one. For accuracy it is the interval that the number of test examples leaves open.
         """
+        field = field or self.metric.name
         curves = [_values(run, field, "mean") for run in self.runs]
         shared = sorted(set.intersection(*map(set, curves))) if curves else []
         values = {at: [curve[at] for curve in curves] for at in shared}
@@ -79,7 +86,7 @@ NO_CELL = Cell("", {"key": {}}, ())
 
 def _values(run: RunRecord, field: str, part: str) -> dict[int, float]:
     """A field of the history by round: one part of a mapping, or the first number of a list."""
-    found, factor = {}, 100 if field == "accuracy" else 1
+    found, factor = {}, 100 if any(metric.share and metric.name == field for metric in MAIN) else 1
     for line in run.history:
         value: Any = line.get(field)
         value = value.get(part) if isinstance(value, dict) else value
@@ -111,13 +118,18 @@ class Panel:
     def guess(self, column: int) -> float | None:
         """The accuracy of always guessing the most frequent class, in per cent; None if it is unknown."""
         runs = [run for cell in self.column(column).values() for run in cell.runs]
-        share = mean_of([run.data.get("guess") for run in runs])
+        share = mean_of([run.data.get("guess") for run in runs if run.metric == ACCURACY])
         return None if share is None else 100 * share
 
     @property
     def runs(self) -> list[RunRecord]:
         """All runs of its cells."""
         return [run for cell in self.cells.values() for run in cell.runs]
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric of its first run."""
+        return next((run.metric for run in self.runs), ACCURACY)
 
 
 @dataclass(frozen=True)
@@ -188,7 +200,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
         members = [[run] for run in runs]  # the same run twice is not a second seed
     labels = _labels([group[0] for group in members])
     cells = [Cell(label, {"key": {"method": label}}, group) for label, group in zip(labels, members, strict=True)]
-    cells.sort(key=lambda cell: -1.0 if cell.accuracy is None else cell.accuracy.mean, reverse=True)
+    cells.sort(key=_goodness, reverse=True)
     record: GridRecord = {"grid": "runs", "axes": {"method": [{"value": c.name, "words": c.name} for c in cells]}}
     panels = _panels(record, cells)
     named = [(cell.name, run) for cell in cells for run in cell.runs]
@@ -197,7 +209,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
 
 
 def _run_folders(folders: Sequence[Path]) -> list[Path]:
-    """The run folders, each once. A folder of run folders is replaced by these, sorted by name."""
+    """The run folders, each once. A folder of run folders is replaced by the run folders in it, sorted by name."""
     found: dict[Path, Path] = {}
     for folder in folders:
         is_run = (folder / CONFIG).is_file() or not folder.is_dir()
@@ -259,7 +271,7 @@ def _panel(record: GridRecord, cells: Sequence[Cell]) -> Panel:
     for key in columns:
         inside = [cell for cell in cells if key.items() <= cell.entry["key"].items()]
         words = [_head(names[axis][str(value)], axis, value, inside) for axis, value in key.items()]
-        heads.append(", ".join(words) or "Accuracy")
+        heads.append(", ".join(words) or next((cell.metric.words for cell in cells if cell.runs), ACCURACY.words))
     placed = {
         (str(cell.entry["key"][row_axis]), columns.index(key) if key in columns else None): cell
         for cell, key in zip(cells, keys, strict=True)
@@ -269,6 +281,12 @@ def _panel(record: GridRecord, cells: Sequence[Cell]) -> Panel:
     title = " · ".join(names[axis][str(first[axis])] for axis in PANEL_AXES if axis in first)
     title += " (quick)" if record.get("quick") else ""
     return Panel(title, rows, columns, heads, placed, row_axis)
+
+
+def _goodness(cell: Cell) -> tuple[bool, float]:
+    """A key that sorts cells from worst to best; those without an evaluation are first."""
+    found = cell.accuracy
+    return (False, 0.0) if found is None else (True, found.mean if cell.metric.higher else -found.mean)
 
 
 def _head(words: str, axis: str, value: Any, cells: Sequence[Cell]) -> str:

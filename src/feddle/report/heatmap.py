@@ -36,7 +36,7 @@ def heat_figure(
     wide: int,
     tall: int,
     spoken: str,
-    clients: Sequence[int] = (),
+    clients: Sequence[str] = (),
 ) -> Markup:
     """A heat map that is about `tall` pixels high, with a note for each column, which stands for `wide` rounds.
 
@@ -90,11 +90,12 @@ def _legend(limit: float, is_clipped: bool, *, is_signed: bool) -> Markup:
     return element("div", bar, each("span", [*ends, f"{more}{number(limit)}"]), class_="scale")
 
 
-def _client_ticks(clients: Sequence[int]) -> Markup:
-    """The numbers of at most ten clients."""
-    stride = math.ceil(len(clients) / 10)
-    places = {str(client): 100 * (at + 0.5) / len(clients) for at, client in enumerate(clients) if at % stride == 0}
-    return _ticks(places, "client")
+def _client_ticks(clients: Sequence[str]) -> Markup:
+    """The numbers of at most ten clients, or the names of at most twenty, which are upright."""
+    upright = not all(name.isdecimal() for name in clients)
+    stride = math.ceil(len(clients) / (20 if upright else 10))
+    places = {name: 100 * (at + 0.5) / len(clients) for at, name in enumerate(clients) if at % stride == 0}
+    return _ticks(places, "client", upright=upright)
 
 
 def _round_ticks(last: int) -> Markup:
@@ -102,9 +103,12 @@ def _round_ticks(last: int) -> Markup:
     return _ticks({tick_text(tick, axis.step): axis.place(tick - 0.5) for tick in axis.ticks[1:]}, "round")
 
 
-def _ticks(places: Mapping[str, float], word: str) -> Markup:
-    ticks = [element("span", text, style=f"left: {place:.1f}%") for text, place in places.items()]
-    return element("div", *ticks, element("em", word), class_="rounds", aria_hidden="true")
+def _ticks(places: Mapping[str, float], word: str, *, upright: bool = False) -> Markup:
+    names = {_shortened(text): place for text, place in places.items()}
+    ticks = [element("span", name, style=f"left: {place:.1f}%") for name, place in names.items()]
+    height = f"height: calc({max(map(len, names))}ch + 30px)" if upright else None
+    kind = "rounds upright" if upright else "rounds"
+    return element("div", *ticks, element("em", word), class_=kind, style=height, aria_hidden="true")
 
 
 def _rounded_up(value: float) -> float:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
+from feddle.core.metrics import ACCURACY, Metric
+
 NONE = "–"
 
 
@@ -15,23 +17,24 @@ class Spread:
     mean: float
     std: float | None
     count: int
+    metric: Metric = ACCURACY
 
     @property
     def tenths(self) -> float:
-        """The mean in per cent, rounded as it is shown, so that values that look equal are equal."""
-        return round(100 * self.mean, 1)
+        """The mean as it is shown, in per cent if it is a share, so that values that look equal are equal."""
+        return round(100 * self.mean, 1) if self.metric.share else float(f"{self.mean:.3g}")
 
 
-def spread_of(values: Sequence[float | None]) -> Spread | None:
+def spread_of(values: Sequence[float | None], metric: Metric = ACCURACY) -> Spread | None:
     """Mean and standard deviation of the known values."""
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known), metric)
 
 
 def binomial_interval(percentage: float, count: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % around a percentage of `count` images."""
+    """Wilson's interval of 95 % around a percentage of `count` examples."""
     z, share = 1.96, min(max(percentage / 100, 0.0), 1.0)
     middle, half = share + z * z / (2 * count), z * sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     return tuple(100 * (middle + side) / (1 + z * z / count) for side in (-half, half))  # type: ignore[return-value]
@@ -44,9 +47,11 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def spread_text(spread: Spread | None) -> str:
-    """Mean ± standard deviation in per cent; of one seed, only the value."""
+    """Mean ± standard deviation, of a share in per cent; of one seed, only the value."""
     if spread is None:
         return NONE
+    if not spread.metric.share:
+        return f"{spread.mean:.3g}" + ("" if spread.std is None else f" ± {spread.std:.2g}")
     return f"{spread.tenths:.1f}" + ("" if spread.std is None else f" ± {100 * spread.std:.1f}")
 
 

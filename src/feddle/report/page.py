@@ -9,13 +9,15 @@ import yaml
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
+from feddle.core.metrics import ACCURACY
+from feddle.report.benefits import benefits
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.clients import client_figures
 from feddle.report.coefficients import coefficient_figures
-from feddle.report.grid import CENTER, Grid, Panel
+from feddle.report.grid import CENTER, Grid, Panel, read_grids
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
 from feddle.report.numbers import NONE, counted
-from feddle.report.setting import differences, images, really_run, setting, versions
+from feddle.report.setting import differences, examples, really_run, setting, versions
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
 from feddle.report.warnings import warnings
 from feddle.report.words import ABOUT, headline, lead
@@ -41,6 +43,14 @@ def write_document(text: str, out: Path) -> Path:
             f"{out}: expected to write a file there, but {error.strerror}; name another one, such as report.html"
         ) from error
     return out
+
+
+def write_report(runs: Sequence[Path | str], out: Path | str = "report.html", target: float | None = None) -> Path:
+    """Write one page about `runs`, which are folders of runs, comparisons or grids, to the file `out`.
+
+    With `target`, an accuracy from 0 to 1, the page shows the cost to reach it. Returns the path of the page.
+    """
+    return write_document(page(read_grids([Path(run) for run in runs]), target), Path(out))
 
 
 def page(grids: Sequence[Grid], target: float | None = None, *, live: bool = False) -> str:
@@ -88,7 +98,7 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     which = "as requested" if target is not None else "the median of the column without Center"
     note = (
-        f"Cost of a target accuracy ({which}): the number of rounds until the first evaluation that reached it, and the"
+        f"Cost of a target ({which}): the number of rounds until the first evaluation that reached it, and the"
         " MB (10⁶ bytes) sent to and from the clients until then. For a server that waits for its slowest client, the"
         f" waiting time is included.{'' if one else ' Time, MB up and MB down: of a whole run.'}"
     )
@@ -96,9 +106,10 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     partitions = client_figures(panel)
     others = folded(f"{len(partitions) - 1} more", *partitions[1:]) if partitions[1:] else None
     return [
-        _section("Clients and classes", panel, images(panel.runs), *partitions[:1], others),
+        _section("Clients and classes", panel, examples(panel.runs), *partitions[:1], others),
         _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
-        _section("Accuracy over rounds", panel, _about_curves(panel), *curves),
+        *(_section(title, panel, text, *parts) for title, text, parts in benefits(panel)),
+        _section(f"{panel.metric.words} over rounds", panel, _about_curves(panel), *curves),
         _coefficients(panel),
         _staleness(panel),
         _section("Cost", panel, "", priced),
@@ -106,15 +117,17 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
 
 
 def _about_curves(panel: Panel) -> str:
+    of_accuracy = panel.metric == ACCURACY
     counts = {len(cell.runs) for cell in panel.cells.values() if cell.runs}
     bands = {
         "Lines are means over seeds, bands are their range.": max(counts) > 1,
-        "The band of one seed is the interval of 95 % that the number of test images leaves open.": 1 in counts,
+        "The band of one seed is the interval of 95 % that the number of test examples leaves open.": 1 in counts
+        and of_accuracy,
         "Chance is the accuracy of always guessing the most frequent class.": any(
-            "guess" in r.data for r in panel.runs
+            panel.guess(column) is not None for column in range(len(panel.columns))
         ),
     }
-    first = "Accuracy of the server’s model after each round. The legend is sorted by the last value."
+    first = f"{panel.metric.words} of the server’s model after each round. The legend is sorted by the last value."
     return " ".join([first, *(text for text, holds in bands.items() if holds)])
 
 
@@ -152,7 +165,8 @@ def _curves(grid: Grid, panel: Panel) -> list[Markup]:
         head = _capital(head) if panel.columns[column] else ""
         curves = _lines(panel, column)
         if any(curve.label != panel.rows.get(CENTER) for curve in curves):
-            charts.append(curve_chart(curves, head, chance=panel.guess(column)))
+            unit = "%" if panel.metric.share else ""
+            charts.append(curve_chart(curves, head, unit=unit, chance=panel.guess(column)))
         for key in grid.record.get("figure", []):
             curves = _lines(panel, column, key) if key in _QUANTITIES else []
             caption = ". ".join(filter(None, (head, _QUANTITIES.get(key))))
@@ -165,8 +179,8 @@ def _capital(head: str) -> str:
     return head[:1].upper() + head[1:] if head.isascii() else head
 
 
-def _lines(panel: Panel, column: int, key: str = "accuracy") -> list[Curve]:
-    """The curves of a column. Center stands out; colours are by row."""
+def _lines(panel: Panel, column: int, key: str | None = None) -> list[Curve]:
+    """The curves of a column, by default of the main metric. Center stands out; colours are by row."""
     found = []
     for index, (row, label) in enumerate(panel.rows.items()):
         cell = panel.at(row, column)

@@ -12,7 +12,7 @@ from feddle.report.numbers import listed
 
 # Each fact is a phrase with the values of config keys, and further parts that are left out if a value is missing.
 _FACTS = {
-    "data set": ("{data.name}", " ({data.path})"),
+    "data set": ("{data.name}", " ({data.path})", " (classes {data.classes})"),
     "clients": ("{clients.count} clients", " ({clients.per_round} per round)"),
     "partition": ("{data.partition.name} partition", " with α = {data.partition.alpha}"),
     "delay": ("delay σ = {delays.sigma}", " per {delays.per}"),
@@ -68,14 +68,14 @@ def _text(value: object, key: str, share: str) -> str:
     if share:
         return f"{100 * number:g} %" if (number := finite(value)) else ""
     if isinstance(value, list):
-        return "–".join(map(str, value))
+        return (", " if key.endswith("classes") else "–").join(map(str, value))
     if isinstance(value, str):
         return PurePath(value).name if key.endswith("path") else value
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else ""
 
 
-def images(runs: Sequence[RunRecord]) -> str:
-    """How many images the runs use for what; a range if that differs, and nothing if it is unknown."""
+def examples(runs: Sequence[RunRecord]) -> str:
+    """How many examples the runs use for what; a range if that differs, and nothing if it is unknown."""
     uses: Mapping[Literal["train", "guidance", "test"], str] = {
         "train": "training",
         "guidance": "guidance at the server",
@@ -84,7 +84,7 @@ def images(runs: Sequence[RunRecord]) -> str:
     counts = {use: [run.data[key] for run in runs if key in run.data] for key, use in uses.items()}
     ends = {use: dict.fromkeys((min(found), max(found))) for use, found in counts.items() if found}
     phrases = [f"{'–'.join(f'{end:,}' for end in each)} for {use}" for use, each in ends.items()]
-    return f"Images: {listed(phrases)}." if phrases else ""
+    return f"Examples: {listed(phrases)}." if phrases else ""
 
 
 def versions(runs: Sequence[RunRecord]) -> str:

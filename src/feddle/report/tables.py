@@ -4,19 +4,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
+from feddle.core.metrics import ACCURACY
 from feddle.records import RunRecord
 from feddle.report.evidence import standing
 from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel
-from feddle.report.numbers import NONE, Spread, duration, mean_of, megabytes, percent, signed, spread_text
-from feddle.report.setting import differences, facts, images, remarks
+from feddle.report.numbers import NONE, Spread, duration, listed, mean_of, megabytes, percent, signed, spread_text
+from feddle.report.setting import differences, examples, facts, remarks
 
 QUICK = (
     "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works. They"
     " do not have the paper’s setting and must not be compared with its numbers."
 )
 # By heading: the number of a run, how it is shown, and what it is.
-_MEASURES: Mapping[str, tuple[str, Callable[[float | None], str], str]] = {
-    "Last": ("last_accuracy", percent, "Last: the last evaluation."),
+# Without a function it is shown as the main metric.
+_MEASURES: Mapping[str, tuple[str, Callable[[float | None], str] | None, str]] = {
+    "Last": ("last_score", None, "Last: the last evaluation."),
+    "Worst tenth": ("worst_tenth", None, "Worst tenth: the mean over the tenth of the clients with the worst result."),
     "Time": ("seconds", duration, ""),
     "Negative": ("negative_share", percent, "Negative: share of the coefficients below zero."),
     "MB up": ("bytes_up", megabytes, "MB: 10⁶ bytes sent by and to the clients."),
@@ -96,12 +99,12 @@ def _accuracy(panel: Panel, row: str, column: int, best: bool) -> Entry:
     absent = ["left out"] if cell.entry.get("left_out") and not cell.runs else []
     clean = [] if points is None else [f"{signed(points)} from clean labels"]
     ours, floor = cell.accuracy, panel.at(CENTER, column).accuracy
-    unit = "" if ours is None or panel.columns[column] else "%"
+    unit = "%" if ours and ours.metric.share and not panel.columns[column] else ""
     return Entry(
         panel.heads[column],
         spread_text(ours) + unit,
         best=best,
-        above_center=ours is not None and floor is not None and ours.tenths > floor.tenths,
+        above_center=ours is not None and floor is not None and ours.metric.better(ours.tenths, floor.tenths),
         marks=marks(cell),
         paper="" if paper is None else f"{paper[0]:.1f} ± {paper[1]:.1f}",
         notes=[*absent, *clean],
@@ -109,13 +112,15 @@ def _accuracy(panel: Panel, row: str, column: int, best: bool) -> Entry:
 
 
 def _shown_measures(panel: Panel) -> list[str]:
-    """The measures of a panel. The share of negative coefficients is one only if a method has coefficients."""
-    searched = any(run.negative_share is not None for run in panel.runs)
-    return [head for head in _MEASURES if searched or head != "Negative"]
+    """The measures of a panel. Negative coefficients and the worst tenth of the clients are shown if a run has them."""
+    optional = {head: _MEASURES[head][0] for head in ("Negative", "Worst tenth")}
+    missing = [head for head, name in optional.items() if all(getattr(run, name) is None for run in panel.runs)]
+    return [head for head in _MEASURES if head not in missing]
 
 
 def _measure(runs: Sequence[RunRecord], head: str) -> Entry:
     number, shown, _ = _MEASURES[head]
+    shown = shown or (runs[0].metric.shown if runs else percent)
     return Entry(head, shown(mean_of([getattr(run, number) for run in runs])))
 
 
@@ -128,13 +133,13 @@ def _row_notes(grid: Grid, cell: Cell) -> list[str]:
 
 
 def is_best(ours: Spread | None, among: Sequence[Spread | None]) -> bool:
-    """Whether a number is the highest of several, compared as shown with one decimal."""
-    known = [other.tenths for other in among if other is not None]
-    return len(known) > 1 and ours is not None and ours.tenths == max(known)
+    """Whether a number is the best of several of the same metric, compared as shown."""
+    known = [other.tenths for other in among if other and ours and other.metric == ours.metric]
+    return len(known) > 1 and ours is not None and ours.tenths == ours.metric.best(known)
 
 
 def leaders(grid: Grid, panel: Panel, column: int) -> list[str]:
-    """The bold rows of a column: of single runs the winner, in tables the highest numbers, as in the paper.
+    """The bold rows of a column: of single runs the winner, in tables the best numbers, as in the paper.
 
     Quick runs have none.
     """
@@ -170,12 +175,15 @@ def legend(grid: Grid) -> str:
     """The meaning of the numbers, and of bold and underlined ones."""
     above = " Underlined: above Center." if any(CENTER in panel.rows for panel in grid.panels) else ""
     rule = "the best of a run’s last five evaluations, the paper’s rule; with several seeds, mean ± standard deviation."
+    metrics = dict.fromkeys(panel.metric for panel in grid.panels)
+    unit = " in per cent" if "title" in grid.record else ""
+    names = listed([f"{metric.words}{unit if metric.share else ''}" for metric in metrics or (ACCURACY,)])
     if "title" not in grid.record:
-        return f"Accuracy: {rule} Bold: a lead that the test images and seeds support.{above}"
+        return f"{names}: {rule} Bold: a lead that the test examples and seeds support.{above}"
     both = len({cell.has_own_data for cell in grid.cells if cell.runs}) > 1
-    groups = " and, as in the paper, the highest of the methods with and of those without in-domain data at the server"
-    bold = f"the highest of its column{groups if both else ''}, be it a lead or not"
-    return f"Accuracy in per cent: {rule}{'' if grid.quick else f' Bold: {bold}.'}{above}"
+    groups = " and, as in the paper, the best of the methods with and of those without in-domain data at the server"
+    bold = f"the best of its column{groups if both else ''}, be it a lead or not"
+    return f"{names}: {rule}{'' if grid.quick else f' Bold: {bold}.'}{above}"
 
 
 def footnotes(grid: Grid) -> list[str]:
@@ -195,7 +203,7 @@ def table_notes(grid: Grid, panel: Panel) -> list[str]:
     """All notes below the table of results."""
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
     measures = [_MEASURES[head][2] for head in _shown_measures(panel) if len(panel.columns) == 1]
-    counts = images(panel.runs)
+    counts = examples(panel.runs)
     return [*([counts] if counts else []), *heads, " ".join(filter(None, [legend(grid), *measures])), *footnotes(grid)]
 
 
@@ -204,7 +212,7 @@ def cost(panel: Panel, requested: float | None) -> Table:
     targets = [_target(panel, column, requested) for column in range(len(panel.columns))]
     whole = ["Time", "MB up", "MB down"] if len(targets) > 1 else []  # of a run
     names = [f"{head}: to" if key else "To" for head, key in zip(panel.heads, panel.columns, strict=True)]
-    heads = [f"{name} {percent(target)}" for name, target in zip(names, targets, strict=True)]
+    heads = [f"{name} {panel.metric.shown(target)}" for name, target in zip(names, targets, strict=True)]
     rows = []
     for row, label in panel.rows.items():
         if runs := [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]:
@@ -215,8 +223,10 @@ def cost(panel: Panel, requested: float | None) -> Table:
 
 
 def _target(panel: Panel, column: int, requested: float | None) -> float | None:
-    """The requested accuracy; by default the median of the column's methods."""
+    """The requested value, of a share as a fraction; by default the median of the column's methods."""
     cells = panel.column(column)
+    if requested is not None and not panel.metric.share:
+        return 100 * requested  # the command line takes per cent
     found = [cell.accuracy.mean for row, cell in cells.items() if row != CENTER and cell.accuracy]
     return requested if requested is not None else median(found) if found else None
 
@@ -237,8 +247,9 @@ def _price(heading: str, cell: Cell, target: float | None) -> Entry:
 
 def price(run: RunRecord, target: float) -> tuple[float, float] | None:
     """When an evaluation first reached a target, in rounds of a server that does not wait, and the bytes sent."""
-    for at, accuracy in run.curve:
-        if round(accuracy, 3) >= round(target, 3):  # as they are shown
+    for at, value in run.curve:
+        found, asked = round(value, 3), round(target, 3)  # as they are shown
+        if found == asked or run.metric.better(found, asked):
             line = next(line for line in run.history if line["round"] == at)
             clock = run.made.get("clock", [])  # of a server that waits for its clients
             return float(clock[at - 1] if at <= len(clock) else at), line.get("bytes_up", 0) + line.get("bytes_down", 0)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from feddle.core.metrics import ACCURACY
 from feddle.records import RunRecord
 from feddle.report.grid import Grid
 from feddle.report.numbers import binomial_interval, counted, listed
@@ -12,9 +13,9 @@ _MOST = 5  # names in a list
 _DIVERGED = "Training diverges at these clients: lower training.lr."
 _ADVICE = {
     "too long": (
-        "The norm of such an update exceeds checks.max_norm_ratio times the median norm of the last updates (until 20"
-        " have arrived, times the norm of the model). If these clients are honest, raise checks.max_norm_ratio, or set"
-        " it to null."
+        "The norm of such an update exceeds checks.max_norm_ratio times the usual norm: the highest median norm of"
+        " recent updates, or the norm of the initial model until 20 have arrived. If these clients are honest, raise"
+        " checks.max_norm_ratio, or set it to null."
     ),
     "not a number": _DIVERGED,
     "infinite": _DIVERGED,
@@ -56,15 +57,15 @@ def _refusals(grid: Grid) -> list[str]:
 
 
 def _chance(grid: Grid) -> list[str]:
-    """The rows of which all last models may be as good as a guess, by the interval that the test images leave open."""
+    """The rows whose last models may all be as good as a guess, by the interval that the test examples leave open."""
     cells = [cell for cell in grid.cells if cell.runs and all(map(_may_be_a_guess, cell.runs))]
     names = listed([cell.name for cell in cells] or [""], _MOST)
     return [f"Not shown to be better than always guessing the most frequent class: {names}."] if cells else []
 
 
 def _may_be_a_guess(run: RunRecord) -> bool:
-    last, guess, tests = run.last_accuracy, run.data.get("guess"), run.data.get("test")
-    if last is None or guess is None or not tests:
+    last, guess, tests = run.last_score, run.data.get("guess"), run.data.get("test")
+    if run.metric != ACCURACY or last is None or guess is None or not tests:
         return False
     return binomial_interval(100 * last, tests)[0] < 100 * guess
 

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean
 
-from feddle.report.evidence import Standing, standing
+from feddle.report.evidence import Standing, best_first, standing
 from feddle.report.grid import CENTER, Grid, Panel
-from feddle.report.numbers import counted, listed
+from feddle.report.numbers import Spread, counted, listed, spread_of
 from feddle.report.tables import marks
 
 ABOUT = {
@@ -20,6 +20,7 @@ ABOUT = {
     "feddle-id": "searches the merging coefficients on the server’s data",
     "feddle+": "searches coefficients for each layer and class, and for the server’s own update",
     "fedavg": "averages the updates",
+    "local": "trains every client alone. Its number is the mean of the clients’ own models, weighted by their examples",
     "fedavg-waiting": "averages all updates, and waits for the slowest client in every round",
     "fedasync": "mixes each client’s model into the server’s model when it arrives",
     "fedbuff": "collects updates, also late ones, and adds their mean",
@@ -49,16 +50,32 @@ def headline(grid: Grid) -> str:
 def _one_setting(panel: Panel, found: Standing) -> str:
     (first, top), *others = found.order.items()
     if not others:
-        return f"{panel.rows[first]} reaches {top:.1f}%"
+        return f"{panel.rows[first]} reaches {_reached(top)}"
     if found.obstacle:
         return f"No winner: {found.obstacle}"
+    if found.winner and top.metric.share:
+        return f"{panel.rows[first]} leads by {top.tenths - others[0][1].tenths:.1f} points"
     if found.winner:
-        return f"{panel.rows[first]} leads by {top - others[0][1]:.1f} points"
+        return f"{panel.rows[first]} leads with {_reached(top)}"
     reasons = {found.against[row].words for row in found.level[1:]}
-    words = reasons.pop() if len(reasons) == 1 else "no difference that the test images and seeds can show"
+    words = reasons.pop() if len(reasons) == 1 else "no difference that the test examples and seeds can show"
     if len(found.level) == len(found.order):
-        return words[0].upper() + words[1:]
+        return _sentence(words)
     return f"{listed([panel.rows[row] for row in found.level], _FEW)}: {words}"
+
+
+def _shown(spread: Spread) -> str:
+    return spread.metric.shown(spread.mean)
+
+
+def _reached(spread: Spread) -> str:
+    """The mean after `reaches`; one that is no share has the name of its metric."""
+    text = _shown(spread)
+    return text if spread.metric.share else f"a {spread.metric.words.lower()} of {text}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def lead(grid: Grid) -> list[str]:
@@ -79,26 +96,26 @@ def _compared(grid: Grid, panel: Panel) -> str:
     if len(found.order) < 2:
         return ""
     (first, top), (second, next_best), *_ = found.order.items()
-    names = {row: f"{panel.rows[row]} ({value:.1f}%)" for row, value in found.order.items()}
+    names = {row: f"{panel.rows[row]} ({_shown(spread)})" for row, spread in found.order.items()}
     center = _above_center(found.order)
     if found.obstacle:
         text = f"{listed(list(names.values()), _FEW)}. No winner is named, because {found.obstacle}{center}"
     elif found.winner:
-        ahead = f"{top - next_best:.1f} percentage points more than {names[second]}"
+        points = f"{top.tenths - next_best.tenths:.1f} percentage points more than" if top.metric.share else "ahead of"
         tests = found.against[second].tests
-        text = f"{panel.rows[first]} reaches {top:.1f}%, {ahead}{center}. {tests[0].upper()}{tests[1:]}"
+        text = f"{panel.rows[first]} reaches {_reached(top)}, {points} {names[second]}{center}. {_sentence(tests)}"
     else:
         level = [f"{names[row]}: {found.against[row].told}" for row in found.level[1 : 1 + _FEW]]
         behind = [names[row] for row in found.order if row not in found.level]
         below = [f"Behind: {listed(behind, _FEW)}"] if behind else []
-        text = ". ".join([f"{panel.rows[first]} reaches {top:.1f}%{center}", *level, *below])
+        text = ". ".join([f"{panel.rows[first]} reaches {_reached(top)}{center}", *level, *below])
     return f"{_title(panel)}{text}."
 
 
 def _averages(grid: Grid, panel: Panel) -> str:
-    """The two highest means over the settings that all rows have, and the number of settings with a leader.
+    """The two best means over the settings that all rows have, and the number of settings with a leader.
 
-    Otherwise a row with only easy settings would be the highest.
+    Otherwise a row with only easy settings would be the best.
     """
     places = range(len(panel.columns))
     known = [{column for column in places if panel.at(row, column).accuracy} for row in panel.rows]
@@ -108,34 +125,32 @@ def _averages(grid: Grid, panel: Panel) -> str:
         return ""
     where = "in the one setting" if len(shared) == 1 else "on average over the settings"
     where += " that all have" if len(shared) < len(panel.columns) else ""
-    highest = listed([f"{panel.rows[row]} reaches {value:.1f}%" for row, value in list(order.items())[:2]])
+    best = listed([f"{panel.rows[row]} reaches {_reached(spread)}" for row, spread in list(order.items())[:2]])
     standings = [each for column in places if (each := standing(grid, panel, column)).order]
     wins = Counter(panel.rows[each.winner] for each in standings if each.winner)
     led = listed([f"{name} in {count} of {len(standings)} settings" for name, count in wins.most_common()] or ["none"])
-    text = f"{_title(panel)}{highest} {where}{_above_center(order)}."
-    return f"{text} Leads that the test images and seeds support: {led}."
+    text = f"{_title(panel)}{best} {where}{_above_center(order)}."
+    return f"{text} Leads that the test examples and seeds support: {led}."
 
 
 def _title(panel: Panel) -> str:
     return f"{panel.title}: " if panel.title else ""
 
 
-def _above_center(order: Mapping[str, float]) -> str:
+def _above_center(order: Mapping[str, Spread]) -> str:
     if CENTER not in order:
         return ""
-    above = sum(value > order[CENTER] for value in order.values())
+    center = order[CENTER]
+    above = sum(center.metric.better(spread.tenths, center.tenths) for spread in order.values())
     verb = "is" if above == 1 else "are"
-    return f"; {above or 'none'} of the other {len(order) - 1} {verb} above Center ({order[CENTER]:.1f}%)"
+    return f"; {above or 'none'} of the other {len(order) - 1} {verb} above Center ({_shown(center)})"
 
 
-def _means(panel: Panel, columns: set[int]) -> dict[str, float]:
-    """The mean accuracy of each row over some columns, in per cent as it is shown, best first."""
-    found = {}
-    for row in panel.rows:
-        spreads = [panel.at(row, column).accuracy for column in sorted(columns)]
-        if values := [spread.mean for spread in spreads if spread]:
-            found[row] = round(100 * fmean(values), 1)
-    return dict(sorted(found.items(), key=lambda each: each[1], reverse=True))
+def _means(panel: Panel, columns: set[int]) -> dict[str, Spread]:
+    """The mean of each row over some columns, best first."""
+    spreads = {row: [panel.at(row, column).accuracy for column in sorted(columns)] for row in panel.rows}
+    means = {row: spread_of([each.mean for each in found if each], panel.metric) for row, found in spreads.items()}
+    return best_first({row: mean for row, mean in means.items() if mean})
 
 
 def _unfinished(grid: Grid) -> list[str]:

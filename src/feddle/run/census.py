@@ -1,9 +1,9 @@
-"""Counting the images of a run: for training, guidance and testing, and by client and class."""
+"""Counting the examples of a run: for training, guidance and testing, and by client and class."""
 
 import torch
 
-from feddle.data.examples import labels_of
-from feddle.records import DataRecord
+from feddle.data.examples import classes_of
+from feddle.records import DataRecord, json_digest
 from feddle.run.problem import Problem
 
 _MOST_CLIENTS = 60  # whose classes are counted
@@ -11,14 +11,17 @@ _MOST_CLASSES = 100
 
 
 def census(problem: Problem) -> DataRecord:
-    """How many images a problem has for what. What is not known is left out."""
-    found: DataRecord = {"guidance": 0 if problem.server is None else len(problem.server)}
-    if problem.digest is not None:
-        found["digest"] = problem.digest
+    """How many examples a problem has for what. What is not known is left out."""
+    labels = None if problem.test is None else classes_of(problem.test)
+    own = {"sizes": problem.sizes.tolist(), "test": None if labels is None else labels.tolist()}
+    found: DataRecord = {
+        "guidance": 0 if problem.server is None else len(problem.server),
+        "digest": problem.digest or json_digest(own),
+    }
     if problem.test is not None:
         found["test"] = len(problem.test)
-        if (labels := labels_of(problem.test)) is not None:
-            found["guess"] = int(labels.bincount().max()) / len(labels)
+    if labels is not None:
+        found["guess"] = int(labels.bincount().max()) / len(labels)
     if len(problem.sizes):
         found |= {"train": int(problem.sizes.sum()), "clients": len(problem.eligible), **_by_client(problem)}
     return found
@@ -29,11 +32,16 @@ def _by_client(problem: Problem) -> DataRecord:
     count = len(problem.eligible)
     places = torch.linspace(0, count - 1, min(count, _MOST_CLIENTS)).round().long()
     shown = problem.eligible[places].tolist()
-    labels = [labels_of(problem.clients[client]) for client in shown]
+    labels = [classes_of(problem.clients[client]) for client in shown]
     known = [each for each in labels if each is not None]
     if len(known) < len(shown):
         return {}
-    classes = 1 + max(int(each.max()) for each in known)
+    classes = max(len(problem.classes), 1 + max(int(each.max()) for each in known))
     if classes > _MOST_CLASSES:
         return {}
-    return {"shown": shown, "counts": [each.bincount(minlength=classes).tolist() for each in known]}
+    return {
+        "shown": shown,
+        "names": [problem.client_names[client] for client in shown] if problem.client_names else [],
+        "classes": list(problem.classes) if len(problem.classes) == classes else [],
+        "counts": [each.bincount(minlength=classes).tolist() for each in known],
+    }

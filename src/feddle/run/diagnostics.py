@@ -13,7 +13,7 @@ from torch import Tensor
 from feddle.core.batches import in_order
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
-from feddle.core.search import Found, Objective, Search, SearchTask, full_pass
+from feddle.core.search import Found, Objective, Search, SearchTask, cosine, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.run.plan import DiagnosticsOptions
 from feddle.run.problem import Problem
@@ -83,14 +83,17 @@ class Diagnostics:
         return {"noise_to_signal": float((fmean(local) + spread) / mean.square().sum().clamp(min=1e-30))}
 
     def _client_gradient(self, model: Weights, client: int) -> tuple[Tensor, float]:
-        """∇F_j (d,), and the variance σ_l² of a mini-batch's gradient around it."""
+        """∇F_j (d,), and the variance σ_l² of a mini-batch's gradient around it; one batch at a time (Welford)."""
         problem = self.problem
         objective = TaskObjective(problem.model, self.layout, problem.clients[client], problem.loss)
-        batches = in_order(len(objective), self.batch_size)
-        gradients = torch.stack([objective.loss_and_gradient(model, index)[1] for index in batches])
-        shares = torch.tensor([len(index) / len(objective) for index in batches])[:, None].to(gradients.device)
-        mean = (shares * gradients).sum(0)
-        return mean, float((shares * (gradients - mean).square()).sum())
+        mean, spread, seen = torch.zeros_like(model.vector), 0.0, 0
+        for index in in_order(len(objective), self.batch_size):
+            gradient = objective.loss_and_gradient(model, index)[1]
+            seen += len(index)
+            step = gradient - mean
+            mean = mean + (len(index) / seen) * step
+            spread += len(index) * float(step @ (gradient - mean))
+        return mean, spread / seen
 
     def _norms(self, model: Weights, arrivals: Sequence[Arrival]) -> dict[str, Any]:
         """Theorem 1's C_max: ‖∇F_j‖² at the model that a client started from, relative to the current model."""
@@ -118,8 +121,3 @@ class InDomainComparison:
         slopes = [task.space.project(full_pass(each.objective, point)[1]) for each in (task, other)]
         moves = [result.coefficients - task.start for result in (found, search(other))]
         return {"signal_cosine": cosine(*slopes), "search_cosine": cosine(*moves)}
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    """The cosine of the angle between two vectors; 0 if one of them is zero."""
-    return float(torch.nn.functional.cosine_similarity(a, b, dim=0))

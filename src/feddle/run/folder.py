@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -15,10 +15,22 @@ import torch
 import yaml
 from filelock import FileLock, Timeout
 from safetensors.torch import save
+from torch import nn
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.records import CHECKPOINT, COMPARISON, CONFIG, DATA, HISTORY, MODEL, RESULT, json_digest, read_result
+from feddle.records import (
+    CHECKPOINT,
+    COMPARISON,
+    CONFIG,
+    DATA,
+    HISTORY,
+    MODEL,
+    RESULT,
+    START,
+    json_digest,
+    read_result,
+)
 from feddle.run.census import census
 from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, parse_config, read_yaml, started_in
@@ -30,7 +42,7 @@ from feddle.runtimes.runtime import Runtime
 from feddle.runtimes.simulation import Simulation
 from feddle.version import __version__
 
-_FORMAT = 5  # of the checkpoint; raise it when the names or the meaning of a state change
+_FORMAT = 6  # of the checkpoint; raise it when the names or the meaning of a state change
 _PATIENCE = 1.0  # seconds; the workers of a killed run may hold its lock for a moment
 
 
@@ -50,13 +62,13 @@ class RunFolder:
             try:
                 lock = FileLock(self.checkpoint.folder / "lock", timeout=_PATIENCE).acquire()
             except Timeout as error:
-                raise FeddleError(f"another process is running {self.path}; wait until it ends") from error
+                raise FeddleError(f"another process is using {self.path}; wait until it ends") from error
         with lock:
             yield
 
     def begin(self, config: Plan) -> None:
         """Write the config; from then on, the folder holds a run."""
-        self.replace(CONFIG, _yaml(config.model_dump(mode="json")))
+        self.replace(CONFIG, as_yaml(config.model_dump(mode="json")))
 
     def config(self) -> Config:
         """The config of the run that the folder holds."""
@@ -68,6 +80,10 @@ class RunFolder:
         inside = ", ".join(sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}")))
         remedy = f"name one of those in it: {inside}" if inside else "name a folder of `feddle run`"
         raise FeddleError(f"{self.path} holds no run (no {CONFIG}); {remedy}")
+
+    def describe(self, run: Run[Runtime]) -> None:
+        """Write what data the run uses."""
+        self.replace(DATA, json.dumps(census(run.problem)).encode())
 
     def append(self, line: Line) -> None:
         """Append a round to the history."""
@@ -91,7 +107,8 @@ class RunFolder:
 
     def saved_rounds(self) -> int:
         """The number of rounds that will not be repeated when the run continues."""
-        done = read_result(self.path)["rounds"] if self.is_finished() else (self.checkpoint.facts() or {}).get("round")
+        saved = {} if self.is_finished() else self.checkpoint.facts() or {}
+        done = read_result(self.path).get("rounds") if self.is_finished() else saved.get("round")
         return int(done or 0)
 
     def restore(self, run: Run[Runtime]) -> None:
@@ -138,11 +155,11 @@ class RunFolder:
         self._write_model(run)
 
     def _write_result(self, result: Mapping[str, Any]) -> None:
-        self.replace(RESULT, (json.dumps(result, indent=2) + "\n").encode())
+        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in result.items())
+        self.replace(RESULT, f"{{\n{lines}\n}}\n".encode())  # a line for each field, since some are long lists
 
     def _write_model(self, run: Run[Runtime]) -> None:
-        state = run.problem.model.state_dict()
-        self.replace(MODEL, save({n: t.detach().cpu().contiguous() for n, t in state.items()}))
+        self.replace(MODEL, weights_of(run.problem.model, run.problem.classes))
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file whole or not at all, in a folder that may be new."""
@@ -209,6 +226,7 @@ def _how_to_continue(kind: str, path: Path) -> str:
     commands = {
         "federation": f"feddle federation up --out {path}, or `flwr run` with that folder as out",
         "grid": "repeat its `feddle reproduce` command",
+        "simulation": f"in Python, call feddle.simulate as before, with out={str(path)!r}",
     }
     return commands.get(kind, f"feddle resume {path}")
 
@@ -217,16 +235,21 @@ def _is_left(entry: Path) -> bool:
     """Whether a file or folder is what a start leaves if it is interrupted before the folder holds anything."""
     if entry.name == CHECKPOINT and entry.is_dir():
         return all(inside.name == "lock" for inside in entry.iterdir())
-    return entry.name in (f"{CONFIG}.partial", f"{COMPARISON}.partial")
+    return entry.name.removesuffix(".partial") == START or entry.name in (f"{CONFIG}.partial", f"{COMPARISON}.partial")
 
 
 def run_config(
     config: Config, out: Path | str, listener: Listener | None = None, *, quiet: bool = False
 ) -> Run[Simulation]:
-    """Run a config in a new folder. If the run is interrupted, its results so far are kept."""
+    """Run a `config` in the new folder `out`. If the run is interrupted, its results so far are kept.
+
+    `listener` is called with each line of history, and may return True to end the run. With `quiet`, downloads are not
+    shown.
+    """
     out = Path(out)
     check_free(out)
     run = simulated(config, build_problem(config, quiet=quiet), scratch=out)
+    run.folder = out
     folder = RunFolder(out)
     with folder.locked():
         check_free(out)  # another process may have taken it in the meantime
@@ -246,6 +269,7 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
             folder.checkpoint.clear()
             return None
         run = simulated(config, build_problem(config, quiet=quiet), scratch=path)
+        run.folder = path
         folder.restore(run)
         go_to_the_end(run, folder, Pace(config.checkpoint.every), listener)
     return run
@@ -254,15 +278,14 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
 def go_to_the_end(run: Run[Runtime], folder: RunFolder, pace: Pace, listener: Listener | None) -> None:
     """Run all remaining rounds in a locked folder, with checkpoints."""
 
-    def record(line: Line) -> None:
+    def record(line: Line) -> object:
         folder.append(line)
         if line["round"] < run.plan.rounds and pace.due(line["round"]):
             with pace.making():
                 folder.save(run)
-        if listener is not None:
-            listener(line)
+        return None if listener is None else listener(line)
 
-    folder.replace(DATA, json.dumps(census(run.problem)).encode())
+    folder.describe(run)
     try:
         run.go(record)
         folder.finish(run)
@@ -292,7 +315,7 @@ def begin_comparison(path: Path, configs: Mapping[str, Config], *, quiet: bool =
         for config in (first, *others):
             simulated(config, problem, scratch=Path(tempfile.gettempdir()))
     trees = {name: config.model_dump(mode="json") for name, config in configs.items()}
-    RunFolder(path).replace(COMPARISON, _yaml(trees))
+    RunFolder(path).replace(COMPARISON, as_yaml(trees))
 
 
 def comparison(path: Path) -> dict[str, Config]:
@@ -306,5 +329,12 @@ def comparison(path: Path) -> dict[str, Config]:
     return {str(name): parse_config(tree) for name, tree in trees.items()}
 
 
-def _yaml(tree: dict[str, Any]) -> bytes:
+def weights_of(model: nn.Module, classes: Sequence[str] = ()) -> bytes:
+    """The parameters and buffers of a model, in the format of safetensors, with the names of its classes."""
+    tensors = {n: t.detach().cpu().contiguous() for n, t in model.state_dict().items()}
+    return save(tensors, {"classes": json.dumps(list(classes))} if classes else None)
+
+
+def as_yaml(tree: dict[str, Any]) -> bytes:
+    """Nested dicts as YAML, in their order."""
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True).encode()

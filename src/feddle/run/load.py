@@ -21,7 +21,7 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> "Config":
-    """The config in a YAML file, with overrides such as `method.atlas_size=20` applied."""
+    """The config in the YAML file `path`, with `overrides` such as `method.atlas_size=20` applied."""
     return parse_config(read_yaml(Path(path)), overrides, source=str(path))
 
 
@@ -79,9 +79,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def started_in(folder: Path) -> str:
-    """What was started in a folder: a run, federation, comparison or grid; empty if nothing was."""
+    """What was started in a folder: a run, simulation, federation, comparison or grid; empty if nothing was."""
     if (folder / CONFIG).exists():
-        return "federation" if "federation" in read_yaml(folder / CONFIG) else "run"
+        held = read_yaml(folder / CONFIG)
+        return next((kind for kind in ("federation", "simulation") if kind in held), "run")
     kinds = {COMPARISON: "comparison", GRID: "grid", GRID_LOCK: "grid"}
     return next((kind for name, kind in kinds.items() if (folder / name).exists()), "")
 
@@ -117,6 +118,8 @@ def _key(problem: ErrorDetails, tree: Any) -> str:
     """The dotted key as the user wrote it. Pydantic also lists the chosen member of a union, which is not a key."""
     keys, missing = [], problem["loc"][-1:] if problem["type"] == "missing" else ()
     for step in problem["loc"]:
+        if isinstance(tree, str):  # a bare name, which has no keys inside
+            break
         if not isinstance(tree, dict) or step in tree:
             keys.append(step)
             tree = tree.get(step) if isinstance(tree, dict) else None

@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch import nn
+
+from feddle.data.collection import Texts
+from feddle.data.examples import Examples
 from feddle.data.kinds import kind_of
-from feddle.data.options import Data, source_of
+from feddle.data.options import Data, read_data
 from feddle.data.partition import is_natural
 from feddle.run.load import parse_config, read_yaml
 from feddle.run.plan import Config
+from feddle.run.problem import build_problem
 
 IMAGES_PER_CLIENT = 50  # if neither the data nor the user defines the clients
 MOST_CLIENTS, PER_ROUND = 500, 10
@@ -26,6 +31,33 @@ def config_for(data: Path, file: Path | None, overrides: Sequence[str]) -> tuple
     return config, line
 
 
+class OpenedData(NamedTuple):
+    """Data for `simulate`: that of each client, that of the server, the test data, and the names of the classes."""
+
+    clients: Sequence[Examples]
+    server: Examples | None
+    test: Examples | None
+    classes: tuple[str, ...]
+
+
+def open_data(path: Path | str, *, clients: int | None = None, seed: int = 0, **data: Any) -> OpenedData:
+    """Your own data for `simulate`: `clients`, `server`, `test` and `classes`.
+
+    path: a CSV file with the columns path, label and client, an .npz file, a folder of images, or a Hugging Face
+        dataset on disk, as for `feddle run --data`.
+    clients: largest number of clients; by default all that the data names, or a number that suits the data.
+    seed: determines which images are for testing, which are the server's, and the partition.
+    data: keys of the section `data` of a config: `image_size`, `channels`, `partition`, `server`, `test_share`, ….
+
+    Inputs are images (channels, image_size, image_size) of floats in [−1, 1].
+    """
+    tree = _with_data({"seed": seed, "data": data}, Path(path))
+    count = clients or _look(parse_config(tree, source="open_data").data)[0]
+    config = parse_config({**tree, "clients": {"count": count, "per_round": 1}}, source="open_data")
+    problem = build_problem(config, nn.Identity(), quiet=True)
+    return OpenedData(problem.clients, problem.server, problem.test, problem.classes)
+
+
 def _with_data(tree: dict[str, Any], path: Path) -> dict[str, Any]:
     """The tree with the data's kind and absolute path, so that the run can be resumed from any folder."""
     said = tree.get("data")
@@ -35,10 +67,11 @@ def _with_data(tree: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _look(data: Data) -> tuple[int, str]:
     """The number of clients that the data has or suits, and one line about its content."""
-    collection = source_of(data).read()
+    collection = read_data(data)
     train, test = collection.train, collection.test
     count = len(train) + (0 if test is None else len(test))
-    held = f"{count:,} images of {collection.classes} classes"
+    what = "texts" if isinstance(train.images, Texts) else "images"
+    held = f"{count:,} {what} of {collection.classes} classes"
     if train.owners is not None and is_natural(data.partition, collection):
         clients = len(set(train.owners.tolist()))
         return clients, f"{collection.name}: {held}, {clients:,} clients in the data"

@@ -12,10 +12,12 @@ from feddle.methods.feddle.method import FeddleOptions
 from feddle.methods.options import Method
 from feddle.models import Model
 from feddle.models.cnn import CnnOptions
-from feddle.options import Count, CountOrZero, Options
+from feddle.options import Count, CountOrZero, Decay, Options, is_none
 from feddle.runtimes.simulation import Delays
 from feddle.server import Checks
 from feddle.training.train import Recipe
+
+_MOST_CLIENTS = 200  # for which the last model is measured by default
 
 
 class Clients(Options):
@@ -29,14 +31,27 @@ class Clients(Options):
     @model_validator(mode="after")
     def _enough(self) -> "Clients":
         if self.per_round > self.count:
-            raise ValueError(f"per_round is {self.per_round}, but there are only {self.count} clients (count)")
+            raise ValueError(
+                f"per_round is {self.per_round}, but count is {self.count}; lower per_round or raise count"
+            )
         return self
 
 
 class Evaluation(Options):
-    """When accuracy is measured."""
+    """When and how the model is measured."""
 
     every: Count = Field(10, description="rounds between evaluations; the last round is always evaluated")
+    clients: CountOrZero | None = Field(
+        None,
+        exclude_if=is_none,
+        description="largest number of clients for which the last model is measured; of more, some are drawn; "
+        "by default 200; 0: none",
+    )
+
+    @property
+    def most_clients(self) -> int:
+        """The largest number of clients for which the last model is measured."""
+        return _MOST_CLIENTS if self.clients is None else self.clients
 
 
 class DiagnosticsOptions(Options):
@@ -61,8 +76,19 @@ class Plan(Options):
     clients: Clients = Clients()
     training: Recipe = Recipe()
     evaluation: Evaluation = Evaluation()
+    metrics: tuple[str, ...] | None = Field(
+        None,
+        exclude_if=is_none,
+        description="further metrics of each evaluation: names in scikit-learn (`f1_macro`, `matthews_corrcoef`, …), "
+        "which require `feddle[metrics]`, and import paths `module:name` of your own functions; by default none",
+    )
     checks: Checks = Checks()
     method: Method = Field(FeddleOptions(), description="how the server merges updates")
+    averaging: Decay | None = Field(
+        None,
+        description="decay of a moving average of the server's models, which is evaluated and saved; 0: the last; "
+        "by default 0.95 with feddle+ and 0 with other methods",
+    )
 
 
 class SimulationPlan(Plan):

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -21,30 +22,39 @@ from feddle.core.privacy import epsilon
 from feddle.core.search import Observer
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.data.examples import are_finite
-from feddle.methods.strategy import Strategy
-from feddle.records import HistoryLine, PrivacyLoss, Result, hex_of, summary
+from feddle.methods.strategy import Strategy, is_personal
+from feddle.records import Details, HistoryLine, PrivacyLoss, Result, hex_of, summary
 from feddle.run.diagnostics import Diagnostics
+from feddle.run.per_client import PerClient, by_class, scores_alone
 from feddle.run.plan import Plan, SimulationPlan
 from feddle.run.problem import Problem
+from feddle.run.shown import as_frame, described, is_stalled, plot_history
 from feddle.runtimes.runtime import Runtime
 from feddle.server import Server
 from feddle.training.machine import one_thread
-from feddle.training.parts import Parts
-from feddle.training.train import evaluate, forget_batches
+from feddle.training.parts import Alone, Parts
+from feddle.training.scorers import apply, scorers
+from feddle.training.train import Score, evaluate, forget_batches
 from feddle.training.workbench import Workbench
 from feddle.version import __version__
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
+
 Line = dict[str, Any]
-Listener = Callable[[Line], None]
+Listener = Callable[[Line], object]  # it may return True, which ends the run
 Where = TypeVar("Where", bound=Runtime, covariant=True)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Run(Generic[Where]):
-    """The rounds of a federation and their history, with one line per round. `runtime` runs the clients.
+    """The rounds of a federation and their history.
 
-    The server computes with `problem.model`. When `go` returns or fails, that model holds the last version. `helpers`
-    are worker processes, which are needed until the last round.
+    `history` has a dict for each round, and `result` is the summary. `problem` holds the model and the data; when `go`
+    returns or fails, `problem.model` holds the last version. `plan` has the settings, `method` is the name of the
+    method, `server` merges the updates, `runtime` runs the clients, and `folder` is where the run is on disk, if it is.
+    `layout` maps the model to one vector. `helpers` are worker processes, which are needed until the last round.
     """
 
     plan: Plan
@@ -55,10 +65,19 @@ class Run(Generic[Where]):
     device: str
     helpers: AbstractContextManager[object] = field(default_factory=nullcontext)
     diagnostics: Diagnostics | None = None
+    per_client: PerClient | None = None  # without it, the model is not measured for single clients
     history: list[Line] = field(default_factory=list)
     seconds: float = 0.0
-    correct: Tensor | None = None  # which test examples the last evaluation of this process had right
+    folder: Path | None = None
+    patience: int | None = None  # evaluations without a better main metric that end the run
+    ended: bool = False  # by a listener, before the last round
+    kept: dict[str, Any] | None = None  # the result on disk, if the run was finished in another process
+    details: Details = field(default_factory=lambda: Details())  # what is measured after the last round
     _started: bool = False
+    _score: Score | None = None  # of the current version, if it was evaluated
+
+    def __post_init__(self) -> None:
+        self._scorers = scorers([*(self.plan.metrics or ()), *self.problem.metrics])
 
     @property
     def server(self) -> Server:
@@ -66,23 +85,27 @@ class Run(Generic[Where]):
         return self.runtime.server
 
     def go(self, listener: Listener | None = None) -> None:
-        """Run all rounds, once. `listener` is called with each line of history."""
+        """Run all rounds, once. `listener` is called with each line of history, and may return True to end the run."""
         if self._started:
             raise FeddleError("this run has already been started; create a new one")
         self._started = True
         began = time.perf_counter() - self.seconds
         try:
             with one_thread(), self.helpers:
-                while self.server.version < self.plan.rounds:
+                while not self._is_over():
                     line = self._line(self._step())
                     self.history.append(line)
                     self.seconds = time.perf_counter() - began
-                    if listener is not None:
-                        listener(line)
+                    self.ended = listener is not None and listener(line) is True
+                self.details = self._measure_details()
         finally:
-            self.layout.write(self.problem.model, self.server.model)
+            self.layout.write(self.problem.model, self.server.deployed)
             forget_batches(self.problem.model)  # else it depends on which jobs this process trained
             self.seconds = time.perf_counter() - began
+
+    def _is_over(self) -> bool:
+        stalled = self.patience is not None and is_stalled(self.history, self.patience)
+        return self.ended or stalled or len(self.history) >= self.plan.rounds
 
     def _step(self) -> Round:
         try:
@@ -116,7 +139,8 @@ class Run(Generic[Where]):
         return {n: b for n, b in self.problem.model.named_buffers() if n in kept and n not in counted}
 
     def _line(self, happened: Round) -> Line:
-        """The line of history of a round, with accuracy if an evaluation is due."""
+        """The line of history of a round, with metrics if an evaluation is due."""
+        self._score = None
         losses = [a.update.metrics["loss"] for a in happened.arrivals if "loss" in a.update.metrics]
         before = self.history[-1] if self.history else {"bytes_up": 0, "bytes_down": 0}
         size, number = self.server.model.num_bytes, self.server.version
@@ -133,34 +157,58 @@ class Run(Generic[Where]):
         if self.diagnostics is not None:
             line |= self.diagnostics.measure(number, self.server.model, happened.arrivals)
         if number % self.plan.evaluation.every == 0 or number == self.plan.rounds:
-            line |= self._evaluate(number)
+            line |= self._evaluate()
         return line
 
-    def _evaluate(self, number: int) -> HistoryLine:
-        if self.problem.test is None:
+    def _evaluate(self) -> HistoryLine:
+        if self.problem.test is None or is_personal(self.server.strategy):
             return {}
-        self.layout.write(self.problem.model, self.server.model)
-        score = evaluate(self.problem.model, self.problem.test, self.problem.loss)
+        self._score = self._measured()
+        selected = apply(self._scorers, self._score)
+        return cast(HistoryLine, {**self._score.metrics, **({"metrics": selected} if selected else {})})
+
+    def _measured(self) -> Score:
+        """The score of the current version on the test data."""
+        assert self.problem.test is not None
+        self.layout.write(self.problem.model, self.server.deployed)
+        score = evaluate(self.problem.model, self.problem.test, self.problem.loss, task=self.problem.task)
         if not math.isfinite(score.loss):
             if not are_finite(self.problem.test):
                 raise FeddleError("the test data has values that are not finite; remove or replace them")
             raise FeddleError(
-                f"the model's test loss became {score.loss} by round {number}; lower training.lr "
+                f"the model's test loss became {score.loss} by round {self.server.version}; lower training.lr "
                 f"(now {self.plan.training.lr:g}) or the method's own learning rate"
             )
-        self.correct = score.correct
-        return {"accuracy": score.accuracy, "test_loss": score.loss}
+        return score
+
+    def _measure_details(self) -> Details:
+        """The last model by class and by client; of a personal method, each client's own model."""
+        if self.problem.test is None:
+            return {}
+        if is_personal(self.server.strategy):
+            return self.per_client.record(scores_alone(self.history)) if self.per_client else {}
+        score = self._score or self._measured()  # a run may end between two evaluations, or before it is resumed
+        last = {**apply(self._scorers, score), **score.metrics}
+        found: Details = {"last": last, **by_class(score, self.problem.classes)}
+        if score.correct is not None:
+            found["correct"] = hex_of(score.correct.tolist())
+        if self.per_client is None:
+            return found
+        drawn = self.per_client.drawn(self.plan.evaluation.most_clients)
+        return {**found, **self.per_client.record({client: self.per_client.score(client, score) for client in drawn})}
 
     @property
     def result(self) -> dict[str, Any]:
         """The summary of the run: the fields of `Result`."""
+        if self.kept is not None:
+            return dict(self.kept)
         plan = self.plan if isinstance(self.plan, SimulationPlan) else SimulationPlan()  # without attack and privacy
         kept: Result = {
             "method": self.method,
             **summary(cast(list[HistoryLine], self.history)),
             "seconds": round(self.seconds, 3),
             "rounds": len(self.history),
-            "finished": len(self.history) == self.plan.rounds,
+            "finished": self._is_over(),
             "seed": self.plan.seed,
             "refused": dict(self.server.refused),
             "zero_updates": self.server.zero_updates,
@@ -168,10 +216,39 @@ class Run(Generic[Where]):
             "privacy": None if plan.privacy is None else self._spent(plan.privacy),
             "feddle": __version__,
             "torch": torch.__version__,
+            **self.details,
         }
-        if kept["finished"] and self.correct is not None:  # the last round is always evaluated
-            kept["correct"] = hex_of(self.correct.tolist())
         return {**kept, **self.runtime.facts()}
+
+    def __repr__(self) -> str:
+        return f"Run({', '.join(f'{name} {value}' for name, value in described(self).items())})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in described(self).items())
+        return f"<table>{rows}</table>"
+
+    def frame(self) -> "DataFrame":
+        """The history as a pandas DataFrame, with one row per round."""
+        return as_frame(self.history)
+
+    def plot(self, axes: "Axes | None" = None) -> "Axes":
+        """Draw the main metric over rounds with matplotlib: into `axes`, by default a new figure. Returns the axes."""
+        return plot_history(self.history, self.method, axes)
+
+    def save(self, folder: Path | str) -> Path:
+        """Write the run to a new `folder`: config, history, result and model. Returns the folder."""
+        from feddle.run.library import save_run  # it needs this module
+
+        return save_run(self, Path(folder))
+
+    def report(self, out: Path | str | None = None) -> Path:
+        """Write a page about the run and return its path.
+
+        By default, `out` is report.html, in the folder of the run if it has one.
+        """
+        from feddle.run.library import report_on
+
+        return report_on(self, None if out is None else Path(out))
 
     def _spent(self, privacy: Privacy) -> PrivacyLoss:
         """The privacy spent by the client with the most jobs, including those whose updates have not arrived."""
@@ -189,6 +266,7 @@ def build_server(
     *,
     scratch: Path | None = None,
     observe: Observer | None = None,
+    alone: Alone | None = None,
 ) -> Server:
     """The server of a plan, before the first round; `strategy` replaces the plan's method."""
     parts = Parts(
@@ -206,9 +284,15 @@ def build_server(
         device=device,
         scratch=scratch,
         observe=observe,
+        alone=alone,
     )
-    model, ratio = layout.read(problem.model), plan.checks.max_norm_ratio
-    return Server(model, strategy or plan.method.build(parts), digest=layout.digest, max_norm_ratio=ratio)
+    return Server(
+        layout.read(problem.model),
+        strategy or plan.method.build(parts),
+        digest=layout.digest,
+        max_norm_ratio=plan.checks.max_norm_ratio,
+        averaging=plan.method.averages if plan.averaging is None else plan.averaging,
+    )
 
 
 def resolve_device(device: str) -> str:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +17,25 @@ from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout
 from feddle.core.seeds import global_seed, seed_for
-from feddle.data.collection import ranks
-from feddle.data.examples import Examples, as_examples, labels_of
+from feddle.data.collection import NOBODY, ranks
+from feddle.data.examples import Examples, as_examples, classes_of
 from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy
 from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.load import validated
+from feddle.run.per_client import PerClient
 from feddle.run.plan import SimulationPlan
 from feddle.run.problem import PartitionedClients, Problem
-from feddle.run.run import Listener, Run, build_server, resolve_device
+from feddle.run.progress import RunDisplay, is_watched
+from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
+from feddle.training.metrics import Task
 from feddle.training.objectives import TaskObjective
-from feddle.training.train import Loss
+from feddle.training.scorers import MetricFunction
+from feddle.training.train import Loss, outputs_of
 
 AHEAD_BYTES = 2**30  # of finished updates that wait for their arrival
 
@@ -39,20 +43,24 @@ Data = Examples | Dataset[Any]
 
 
 def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
-    """Split a data set into clients for `simulate`: `clients` has the name of each example's client.
+    """Split `data` into clients for `simulate`: `clients` has the name of each example's client.
 
     Names may be any values. Clients are numbered in the order of their names.
     """
     examples = as_examples(data)
     _require_one_each(examples, clients, "client")
     owners, names = ranks([str(client) for client in clients])
-    return PartitionedClients(examples, by_owner(owners, len(names)))
+    return PartitionedClients(examples, by_owner(owners, len(names)), names)
 
 
 def by_dirichlet(
     data: Data, labels: Sequence[int] | Tensor, clients: int, *, alpha: float = 0.1, seed: int = 0
 ) -> Sequence[Examples]:
-    """Split a data set into clients for `simulate`: each label is distributed in Dirichlet(α) proportions."""
+    """Split `data` into clients for `simulate`: each label is distributed in Dirichlet(α) proportions.
+
+    `labels` has a number for each example, `clients` is the number of clients, and `seed` determines the split. The
+    smaller `alpha` is, the fewer clients share a label.
+    """
     examples = as_examples(data)
     _require_one_each(examples, labels, "label")
     try:
@@ -74,40 +82,111 @@ def simulate(
     clients: Sequence[Data],
     *,
     server: Data | None = None,
-    test: Data | None = None,
+    test: Data | Sequence[Examples] | None = None,
     server_classes: int | None = None,
     loss: Loss = F.cross_entropy,
+    task: Task | None = None,
+    metrics: Sequence[str | MetricFunction] = (),
+    classes: Sequence[str] = (),
     per_round: int = 10,
     strategy: Strategy | None = None,
-    listener: Listener | None = None,
+    out: Path | str | None = None,
+    callbacks: Listener | Sequence[Listener] = (),
+    patience: int | None = None,
+    progress: bool | None = None,
     scratch: Path | None = None,
     **plan: Any,
 ) -> Run[Simulation]:
-    """Train `model` in place on the clients' data, guided by the server's.
+    """Train `model` in place on the clients' data, guided by the server's. Returns the `Run`.
 
-    `clients` has one torch dataset of (input, target) pairs per client. `server` is the server's own data, and accuracy
-    is measured on `test`. If the server's labels belong to another task, `server_classes` is their number of classes.
-    `plan` takes the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`,
-    `diagnostics`, `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options) and `device`. `strategy`
-    is your own method and replaces `method`. `scratch` is a folder for data that does not fit in memory.
+    model: any module. After the call it holds the trained weights.
+    clients: one data set per client: a map-style torch dataset of (input, target) pairs. An input is a tensor, or a
+        tuple or dict of tensors. The model is called with the batch of it: model(inputs), model(*inputs) for a tuple,
+        model(**inputs) for a dict.
+    server: the server's own data, which guides the merge.
+    test: the data on which the model is measured. If it and `clients` come from `by_client`, the model is also measured
+        for each client on its own test data.
+    server_classes: number of classes of the server's labels, if they belong to another task than the clients'.
+    loss: a function of (outputs, targets) that returns the mean loss of a batch.
+    task: `classes`, `labels` or `numbers`, if the targets and the loss do not show what the model predicts.
+    metrics: further metrics: names of scikit-learn's scorers, import paths (`module:name`) of functions, and functions.
+        A function gets all outputs and targets of the test data, and returns a number.
+    classes: the names of the classes, which are stored with the model in `out`.
+    per_round: number of clients sampled each round.
+    strategy: your own method, an object with `merge`; it replaces `method`.
+    out: a folder for the run. Called again with the same `out`, a stopped run continues and a finished one is loaded.
+    callbacks: functions (or one) that get each line of history, a dict. One that returns True ends the run.
+    patience: end the run after this many evaluations in a row without a better main metric: accuracy, F1 of labels,
+        or, lower being better, the mean absolute error of numbers or the test loss.
+    progress: whether to show progress; by default in a terminal or a notebook.
+    scratch: a folder for data that does not fit in memory, if there is no `out`.
+    plan: the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`, `diagnostics`,
+        `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options), `workers` and `device`.
     """
     _check_model(model)
     if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
-    tree = {**plan, "clients": {"count": len(clients), "per_round": per_round}}
+    if patience is not None and not (type(patience) is int and patience > 0 and test is not None):
+        raise FeddleError(f"simulate: patience must be a whole number from 1 up, with test data, got {patience!r}")
+    if task not in (None, *get_args(Task)):
+        raise FeddleError(f"simulate: task must be one of {', '.join(get_args(Task))}, got {task!r}")
+    named = [metric for metric in metrics if isinstance(metric, str)]
+    tree = {**plan, "metrics": named or None, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
+    names: Sequence[str] = getattr(clients, "names", ())
+    whole, owners = _owned(test, names)
     shares = [_examples(client, f"clients[{number}]") for number, client in enumerate(clients)]
     guides = None if server is None else _examples(server, "server=", least=1)
-    measures = None if test is None else _examples(test, "test=", least=1)
+    measures = None if whole is None else _examples(whole, "test=", least=1)
     sizes = torch.tensor([len(share) for share in shares])
     outside = None if server_classes is None else "of another task"
-    problem = Problem(model, shares, sizes, guides, measures, loss, outside, server_classes)
-    run = simulated(checked, problem, strategy, scratch=scratch)
+    problem = Problem(
+        *(model, shares, sizes, guides, measures, loss, outside, server_classes),
+        task=task,
+        test_owners=owners,
+        classes=tuple(classes),
+        client_names=names,
+        metrics=[metric for metric in metrics if not isinstance(metric, str)],
+    )
     _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
     _check_fit(model, guides, "server=", loss if server_classes is None else None)
     _check_fit(model, measures, "test=", loss)
-    run.go(listener)
-    return run
+    with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
+        method = checked.method.name if strategy is None else type(strategy).__name__
+        several = [callbacks] if callable(callbacks) else callbacks
+        listener = _listener(display, method, checked.rounds, several)
+        if out is not None:
+            from feddle.run.library import simulate_in  # it needs this module
+
+            return simulate_in(Path(out), checked, problem, strategy, listener, patience)
+        run = simulated(checked, problem, strategy, scratch=scratch)
+        run.patience = patience
+        run.go(listener)
+        return run
+
+
+def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence[Listener]) -> Listener:
+    """Shows each line of history and calls the callbacks; True if one of them returned it."""
+
+    def listen(line: Line) -> bool:
+        if not display.tasks:
+            display.begin(method, rounds, line["round"] - 1)
+        display.show(line)
+        asked = [callback(line) is True for callback in callbacks]  # all of them are called
+        return any(asked)
+
+    return listen
+
+
+def _owned(test: Any, names: Sequence[str]) -> tuple[Any, Tensor | None]:
+    """The test data, and the client of each example if it comes from `by_client`: NOBODY for an unknown name."""
+    if not isinstance(test, PartitionedClients):
+        return test, None
+    numbers = {name: number for number, name in enumerate(names)}
+    owners = torch.full((len(test.examples),), NOBODY)
+    for number, name in enumerate(test.names):
+        owners[test.partition[number]] = numbers.get(name, NOBODY)
+    return test.examples, owners
 
 
 def _examples(data: Data, name: str, least: int = 0) -> Examples:
@@ -126,14 +205,14 @@ def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Los
     """Refuse data that the model cannot compute. Tries the first example and one with the highest label."""
     if examples is None or not len(examples):
         return
-    labels, mode = labels_of(examples), model.training
+    labels, mode = classes_of(examples), model.training
     model.eval()
     try:
         with global_seed(0):  # a data set may draw random numbers
             inputs, targets = examples.take(torch.tensor([0, 0 if labels is None else int(labels.argmax())]))
-            if isinstance(inputs, Tensor) and loss is not None:
-                device = next(model.parameters()).device
-                loss(model(inputs.to(device)), targets.to(device))
+            if loss is not None:
+                outputs = outputs_of(model, inputs)
+                loss(outputs, targets.to(outputs.device))
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = one_line(" ".join(str(error).split()).rstrip("."))
         remedy = "" if isinstance(error, FeddleError) else "; check its inputs and labels, and the model's outputs"
@@ -153,7 +232,7 @@ def _check_model(model: nn.Module) -> None:
     tensors = [*model.parameters(), *model.buffers()]
     if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
         found = "has lazy layers or is on the meta device, so it has no weights"
-        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load them")
+        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load its weights")
 
 
 def simulated(
@@ -175,7 +254,8 @@ def simulated(
         if problem.witness is not None:  # the server's data is of another domain
             objective = TaskObjective(problem.model, layout, problem.witness, problem.loss, samples_per_round=1000)
             observe = InDomainComparison(objective, plan.diagnostics.every)
-    server = build_server(plan, problem, layout, device, strategy, scratch=scratch, observe=observe)
+    each = None if problem.test is None else PerClient(problem, layout, plan.training, plan.seed)
+    server = build_server(plan, problem, layout, device, strategy, scratch=scratch, observe=observe, alone=each)
     eligible, per_round = problem.eligible.numpy(), plan.clients.per_round
     if len(eligible) < per_round:
         raise FeddleError(
@@ -184,7 +264,7 @@ def simulated(
         )
     simulation = Simulation(server, trainer, plan.delays, eligible, per_round, plan.seed)
     method = plan.method.name if strategy is None else type(strategy).__name__
-    return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics)
+    return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics, each)
 
 
 def build_trainer(plan: SimulationPlan, problem: Problem, layout: Layout, device: str) -> InlineTrainer | WorkerPool:

@@ -1,5 +1,6 @@
 """Objectives: the losses that a search minimises on the server's data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -8,13 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.core.layout import Layout, Weights
+from feddle.core.messages import Arrival
 from feddle.core.search import Objective
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, draw
 from feddle.options import Options, choice
+from feddle.training.distil import DistilOptions
 from feddle.training.parts import Parts
 from feddle.training.surrogate import ClustersOptions, SurrogateOptions
-from feddle.training.train import Loss, loss_and_gradient
+from feddle.training.train import Loss, loss_and_gradient, outputs_of
 
 
 class TaskOptions(Options):
@@ -28,7 +31,7 @@ class TaskOptions(Options):
         return TaskObjective(bench.model, bench.layout, parts.server_data(), bench.loss, samples_per_round=limit)
 
 
-AnyObjective = TaskOptions | SurrogateOptions | ClustersOptions
+AnyObjective = TaskOptions | SurrogateOptions | ClustersOptions | DistilOptions
 ObjectiveOptions = Annotated[
     AnyObjective,
     Discriminator("name"),
@@ -54,7 +57,13 @@ class TaskObjective:
     def __post_init__(self) -> None:
         self._current = self.examples
 
-    def begin(self, start: Weights, seed: int, among: Tensor | None = None) -> None:  # noqa: ARG002
+    def begin(
+        self,
+        start: Weights,  # noqa: ARG002
+        seed: int,
+        among: Tensor | None = None,
+        arrivals: Sequence[Arrival] = (),  # noqa: ARG002
+    ) -> None:
         """Choose the examples of a search."""
         self._current = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"), among)
 
@@ -63,5 +72,8 @@ class TaskObjective:
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
         """The mean loss on these examples, and its gradient (d,)."""
-        inputs, targets = (part.to(point.vector.device) for part in self._current.take(examples))
-        return loss_and_gradient(self.model, self.layout, point, lambda: self.loss(self.model(inputs), targets))
+        inputs, targets = self._current.take(examples)
+        targets = targets.to(point.vector.device)
+        return loss_and_gradient(
+            self.model, self.layout, point, lambda: self.loss(outputs_of(self.model, inputs), targets)
+        )

@@ -2,12 +2,39 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from feddle.core.errors import FeddleError
+from feddle.core.layout import Weights
+from feddle.core.metrics import Metric
 from feddle.core.search import Observer
 from feddle.data.examples import Examples
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench
+
+
+class ClientScore(NamedTuple):
+    """How well a model works for a client."""
+
+    value: float | None
+    correct: str = ""  # which of its own test examples are right (`hex_of`); empty if that is not known
+
+
+class Alone(Protocol):
+    """Trains clients alone, and measures how well their models work for them."""
+
+    @property
+    def metric(self) -> Metric:
+        """What is measured."""
+
+    def drawn(self, limit: int) -> list[int]:
+        """At most `limit` clients."""
+
+    def weight(self, client: int) -> int:
+        """How much a client counts in a mean over clients."""
+
+    def alone(self, client: int, start: Weights, epochs: int) -> ClientScore:
+        """The score, for a client, of the model that it trains alone from `start`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +55,7 @@ class Parts:
     device: str = "cpu"
     scratch: Path | None = None  # a folder for what does not fit in memory
     observe: Observer | None = None  # called with every search, for diagnostics
+    alone: Alone | None = None  # without it, the clients are not simulated, or there is no test data
 
     def server_data(self, *, labelled: bool = True) -> Examples:
         """The server's examples; with `labelled`, their labels must be those of the clients' task."""

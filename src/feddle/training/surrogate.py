@@ -4,6 +4,7 @@ A fresh linear head θ predicts the server's own labels from the representations
 the point where a search starts, and stays fixed while the search moves the body of the model.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,12 +16,13 @@ from torch.nn import functional as F
 from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
+from feddle.core.messages import Arrival
 from feddle.core.search import PASS_BATCH, Objective
 from feddle.core.seeds import seed_for, torch_generator
-from feddle.data.examples import Examples, Relabelled, draw
+from feddle.data.examples import Examples, Inputs, Relabelled, draw
 from feddle.options import Count, NonNegative, Options, Positive
 from feddle.training.parts import Parts
-from feddle.training.train import loss_and_gradient
+from feddle.training.train import loss_and_gradient, outputs_of
 
 
 class HeadOptions(Options):
@@ -99,7 +101,13 @@ class SurrogateObjective:
     def __len__(self) -> int:
         return len(self._current)
 
-    def begin(self, start: Weights, seed: int, among: Tensor | None = None) -> None:
+    def begin(
+        self,
+        start: Weights,
+        seed: int,
+        among: Tensor | None = None,
+        arrivals: Sequence[Arrival] = (),  # noqa: ARG002
+    ) -> None:
         """Choose the examples of a search, and fit θ to their representations at `start`."""
         self.layout.write(self.model, start)
         self.model.eval()
@@ -115,7 +123,8 @@ class SurrogateObjective:
         """The mean loss on these examples, and its gradient (d,)."""
         theta = self.state.theta
         assert theta is not None, "begin comes first"
-        inputs, labels = (part.to(point.vector.device) for part in self._current.take(examples))
+        inputs, labels = self._current.take(examples)
+        labels = labels.to(point.vector.device)
 
         def loss() -> Tensor:
             return F.cross_entropy(_with_bias(self._represent(inputs)) @ theta.T, labels)
@@ -148,16 +157,16 @@ class SurrogateObjective:
         features, labels = [], []
         for index in in_order(len(self._current), PASS_BATCH):
             inputs, targets = self._current.take(index)
-            features.append(self._represent(inputs.to(device)))
+            features.append(self._represent(inputs))
             labels.append(targets)
         return torch.cat(features), torch.cat(labels).to(device)
 
-    def _represent(self, inputs: Tensor) -> Tensor:
+    def _represent(self, inputs: Inputs) -> Tensor:
         """The inputs of the model's own head (n, features)."""
         seen: list[Tensor] = []
         hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         try:
-            self.model(inputs)
+            outputs_of(self.model, inputs)
         finally:
             hook.remove()
         return seen[-1].flatten(1)

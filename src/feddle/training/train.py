@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -16,9 +17,10 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import global_seed, torch_generator
-from feddle.data.examples import Examples, are_finite
-from feddle.options import Count, NonNegative, Options, Positive
+from feddle.data.examples import Examples, Inputs, are_finite
+from feddle.options import Count, NonNegative, Options, Positive, is_none
 from feddle.training.kernels import Optimizer, make_optimizer
+from feddle.training.metrics import Task, is_right, measured, task_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -32,6 +34,12 @@ class Recipe(Options):
     epochs: Count = Field(5, description="passes over the client's data")
     batch_size: Count = Field(32, description="examples per batch")
     weight_decay: NonNegative = Field(0.0, description="weight decay, added to the gradient")
+    proximal: NonNegative | None = Field(
+        None,
+        exclude_if=is_none,
+        description="weight (μ) of FedProx's term μ/2·‖w − start of the job‖², which keeps a client near the server's "
+        "model; `fedavg` with it is FedProx; by default 0",
+    )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="`float32`, or `bfloat16` for the passes through the model (autocast); weights stay float32",
@@ -47,6 +55,15 @@ class Recipe(Options):
         if self.precision == "float32":
             return nullcontext()
         return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def outputs_of(model: nn.Module, inputs: Inputs) -> Tensor:
+    """The outputs for a batch: model(inputs), model(*inputs) for a tuple or list, model(**inputs) for a dict."""
+    device = next(model.parameters()).device
+    if isinstance(inputs, dict):
+        return model(**{name: part.to(device) for name, part in inputs.items()})  # type: ignore[no-any-return]
+    several = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return model(*(part.to(device) for part in several))  # type: ignore[no-any-return]
 
 
 def forget_batches(model: nn.Module) -> None:
@@ -85,9 +102,10 @@ def train_by_epoch(
 ) -> Iterator[float | None]:
     """Train in place, in the model's current mode, and yield the mean loss of each epoch (see `train`).
 
-    A batch whose loss is at most `negligible` makes no step.
+    A batch whose loss is at most `negligible` makes no step. The loss does not include the proximal term.
     """
     optimizer = optimizer or recipe.make_optimizer(model)
+    starts = [(p, p.detach().clone()) for p in model.parameters() if p.requires_grad] if recipe.proximal else []
     generator = torch_generator(seed)
     smallest = 2 if model.training and any(isinstance(m, _BATCH_NORMS) for m in model.modules()) else 1
     device = next(model.parameters()).device
@@ -99,9 +117,12 @@ def train_by_epoch(
             inputs, targets = examples.take(index)
             model.zero_grad(set_to_none=True)
             with recipe.arithmetic(device):
-                value = loss(model(inputs.to(device)), targets.to(device))
+                value = loss(outputs_of(model, inputs), targets.to(device))
             if negligible is None or value.item() > negligible:
                 value.backward()  # type: ignore[no-untyped-call]
+                for parameter, start in starts:
+                    if parameter.grad is not None:
+                        parameter.grad.add_(parameter.detach() - start, alpha=recipe.proximal)
                 optimizer.step()
             total, seen = total + value.item() * len(index), seen + len(index)
         yield total / seen if seen else None
@@ -146,25 +167,52 @@ def loss_and_gradient(
     return value.item(), layout.read_grad(model)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Score:
-    """The quality of a model on examples: mean loss, accuracy as a fraction, and which examples are right (n,)."""
+    """The quality of a model on examples: the mean loss, and the metrics of its task."""
 
     loss: float
-    accuracy: float
-    correct: Tensor = field(compare=False, repr=False)
+    task: Task
+    outputs: Tensor
+    targets: Tensor
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The metrics by name, and the loss."""
+        return {**measured(self.task, self.outputs, self.targets), "test_loss": self.loss}
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy of a classifier, as a fraction."""
+        return self.metrics["accuracy"]
+
+    @property
+    def correct(self) -> Tensor | None:
+        """Which examples a classifier has right (n,); None for other tasks, and for targets with many classes each."""
+        right = is_right(self.outputs, self.targets) if self.task == "classes" else None
+        return right if right is not None and right.ndim == 1 else None
+
+    def of(self, rows: Tensor) -> "Score":
+        """The score on some of the examples. The loss stays that of all."""
+        return replace(self, outputs=self.outputs[rows], targets=self.targets[rows])
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, examples: Examples, loss: Loss = F.cross_entropy, batch_size: int = 250) -> Score:
-    """Loss and accuracy of a classifier."""
+def evaluate(
+    model: nn.Module,
+    examples: Examples,
+    loss: Loss = F.cross_entropy,
+    batch_size: int = 250,
+    task: Task | None = None,
+) -> Score:
+    """The score of a model. Without `task`, targets and loss show what it predicts."""
     model.eval()
     device = next(model.parameters()).device
-    total, correct = 0.0, []
+    total, found = 0.0, []
     for index in in_order(len(examples), batch_size):
-        inputs, targets = (part.to(device) for part in examples.take(index))
-        outputs = model(inputs)
+        inputs, targets = examples.take(index)
+        targets, outputs = targets.to(device), outputs_of(model, inputs)
         total += loss(outputs, targets).item() * len(index)
-        correct.append((outputs.argmax(1) == targets).cpu())
-    right = torch.cat(correct)
-    return Score(total / len(examples), int(right.sum()) / len(examples), right)
+        found.append((outputs.cpu(), targets.cpu()))
+    outputs, targets = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return Score(total / len(examples), task or task_of(outputs, targets, loss), outputs, targets)

@@ -11,7 +11,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import global_seed
 from feddle.data.examples import Examples
 from feddle.training.kernels import Optimizer
-from feddle.training.train import Loss, Recipe, forget_batches, train
+from feddle.training.train import Loss, Recipe, forget_batches, outputs_of, train
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,4 +38,4 @@ class Workbench:
         self.layout.write(self.model, weights)
         self.model.eval()
         batches = (examples.take(index)[0] for index in in_order(len(examples), batch_size))
-        return torch.cat([self.model(batch.to(weights.vector.device)) for batch in batches])
+        return torch.cat([outputs_of(self.model, batch) for batch in batches])

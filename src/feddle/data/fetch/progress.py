@@ -16,6 +16,11 @@ def counting(console: Console, words: str, total: int) -> Display:
     return _task(console, words, total, _WORDS, bars.BarColumn(), bars.DownloadColumn(), bars.TransferSpeedColumn())
 
 
+def tallying(console: Console, words: str, total: int) -> Display:
+    """A bar of things, such as packages, advanced by the function that it yields."""
+    return _task(console, words, total, _WORDS, bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
+
+
 def waiting(console: Console, words: str) -> Display:
     """A spinner with the elapsed time, for work that does not report its progress."""
     return _task(console, words, 0, bars.SpinnerColumn(), _WORDS, bars.TimeElapsedColumn())

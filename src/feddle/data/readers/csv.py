@@ -1,7 +1,8 @@
-"""Tables of images: which column is which, and rows as a collection."""
+"""Tables of images or texts: which column is which, and rows as a collection."""
 
 import csv
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,14 +12,15 @@ from pydantic import Field
 from torch import Tensor
 
 from feddle.core.errors import FeddleError, did_you_mean
-from feddle.data.collection import NOBODY, Collection, Labelled, Part, divided, ranks
-from feddle.data.pictures import Files, Pictures, require_pillow
+from feddle.data.collection import NOBODY, Collection, Inputs, Labelled, Part, Texts, divided, ranks
+from feddle.data.pictures import Files, require_pillow
 from feddle.data.source import Unusable, find_file, find_folder
-from feddle.options import Options
+from feddle.options import Options, is_none
 
-Column = Literal["image", "label", "client", "split"]
+Column = Literal["text", "image", "label", "client", "split"]
 # Usual names of each column, in the order in which they are looked for.
 USUAL: dict[Column, tuple[str, ...]] = {
+    "text": ("text", "sentence"),
     "image": ("path", "image", "img", "file", "filename", "file_name"),
     "label": ("label", "class", "target", "y"),
     "client": ("client", "client_id", "user", "user_id", "writer_id"),
@@ -38,38 +40,59 @@ class Columns(Options):
     """Names of the columns of a CSV file or a Hugging Face dataset; by default one of the usual names."""
 
     image: str | None = Field(None, description="column of the image or its path; usually `path` or `image`")
+    text: str | None = Field(
+        None,
+        exclude_if=is_none,
+        description="column of the text, if the data is text; usually `text`; an image column goes first",
+    )
     label: str | None = Field(None, description="column of the class; usually `label`")
     client: str | None = Field(None, description="column of the client that owns the image; usually `client`; optional")
     split: str | None = Field(None, description="column with `train`, `test` or `server`; usually `split`; optional")
 
     def find(self, present: Sequence[str], source: str) -> dict[Column, str]:
-        """The columns that are present, each with its name there; image and label must be."""
+        """The columns that were found, by role. The label and either the image or the text are required."""
         found: dict[Column, str] = {}
         for column, usual in USUAL.items():
             said: str | None = getattr(self, column)
             name = next((name for name in ((said,) if said else usual) if name in present), None)
             if name is not None:
                 found[column] = name
-            elif said or column in ("image", "label"):
+            elif said or column == "label" or (column == "image" and "text" not in found):
                 looked = repr(said) if said else " or ".join(usual)
                 hint = f"{did_you_mean(said or column, present)} It has {', '.join(present) or 'none'}".lstrip()
                 raise FeddleError(
                     f"{source} has no column {looked}: {hint}; set data.columns.{column} to the right one"
                 )
+        if "text" in found and "image" in found:
+            del found["image" if self.text else "text"]
         return found
 
 
 def read_csv(path: Path, columns: Columns) -> Collection:
-    """A table of image files and labels, with optional clients and splits; paths are relative to the table."""
-    require_pillow(str(path))
+    """A table of image files or texts and labels, with optional clients and splits; paths are relative to the table."""
     names, table = read_table(path)
     found = columns.find(names, str(path))
     values = {column: [row[names.index(name)].strip() for _, row in table] for column, name in found.items()}
-    for column in ("image", "label"):
+    given: Column = "text" if "text" in found else "image"
+    for column in (given, "label"):
         for (line, _), value in zip(table, values[column], strict=True):
             if not value:
                 raise FeddleError(f"{path}: line {line} has no {found[column]}; fill it in or leave the line out")
+    if given == "text":
+        return labelled_rows(str(path), Texts(tuple(values["text"])), values)
+    require_pillow(str(path))
     return labelled_rows(str(path), Files.of(path.resolve().parent, values["image"]).require(), values)
+
+
+def read_image_paths(path: Path, column: str | None = None) -> Files:
+    """The image files that a table names; it needs no labels. Paths are relative to the table."""
+    require_pillow(str(path))
+    names, table = read_table(path)
+    found = next((name for name in ((column,) if column else USUAL["image"]) if name in names), None)
+    if found is None:
+        looked = column or " or ".join(USUAL["image"])
+        raise FeddleError(f"{path} has no column {looked}; it has {', '.join(names)}; rename the column of the images")
+    return Files.of(path.resolve().parent, [row[names.index(found)].strip() for _, row in table]).require()
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -96,8 +119,8 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return names, table
 
 
-def labelled_rows(name: str, images: Tensor | Pictures, columns: Mapping[Column, Sequence[str]]) -> Collection:
-    """Images with their columns of text: labels, and optionally clients and splits.
+def labelled_rows(name: str, images: Inputs, columns: Mapping[Column, Sequence[str]]) -> Collection:
+    """Images or texts with their other columns: labels, and optionally clients and splits.
 
     Classes and clients are numbered in the order of their names. An empty client means that nobody owns the image.
     There must be two classes or more, and training images of each.
@@ -106,19 +129,20 @@ def labelled_rows(name: str, images: Tensor | Pictures, columns: Mapping[Column,
     if "" in labels:
         raise FeddleError(f"{name}: row {list(labels).index('')} (from 0) has no label; add it or leave the row out")
     numbers, classes = ranks(labels)
-    owners = None
+    owners: Tensor | None = None
+    names: list[str] = []
     if any(clients):
         known = [i for i, client in enumerate(clients) if client]
         owners = torch.full((len(labels),), NOBODY)
-        owners[known] = ranks([clients[i] for i in known])[0]
+        owners[known], names = ranks([clients[i] for i in known])
     parts = _parts(name, columns["split"]) if "split" in columns else None
-    collection = divided(name, Labelled(images, numbers, owners), parts, len(classes))
+    collection = divided(name, Labelled(images, numbers, owners), parts, len(classes), classes)
     if len(classes) < 2:
         raise FeddleError(f"{name} has only the class {classes[0]!r}; at least two classes are required")
     if missing := set(range(len(classes))) - set(collection.train.labels.tolist()):
         rare = classes[min(missing)]
         raise FeddleError(f"{name} has no training image of the class {rare!r}; add one, or remove the class")
-    return collection
+    return replace(collection, client_names=names)
 
 
 def _parts(name: str, splits: Sequence[str]) -> Tensor:

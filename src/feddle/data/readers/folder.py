@@ -17,6 +17,15 @@ def read_folder(path: Path) -> Collection:
     return _read_splits(path, find_splits(_folders(path)))
 
 
+def read_all_images(path: Path) -> Files:
+    """All image files in a folder and below it, without classes."""
+    require_pillow(str(path))
+    names = sorted(_image_files(path))
+    if not names:
+        raise FeddleError(f"{path} holds no images (.jpg, .png, …); name another folder")
+    return Files.of(path.resolve(), names)
+
+
 def read_imagenet(place: Path) -> Collection:
     """ImageNet: train/WNID/*.JPEG; val too if it has been sorted into such folders."""
     root = find_folder(place, "ILSVRC/Data/CLS-LOC/train", "train").parent
@@ -63,5 +72,5 @@ def _image_files(folder: Path) -> Iterator[str]:
                 yield from (f"{entry.name}/{name}" for name in _image_files(folder / entry.name))
             elif entry.name.lower().endswith(ENDINGS):
                 if not entry.is_file():  # a named pipe would block whoever opens it
-                    raise FeddleError(f"the image {entry.path} is no regular file, or a broken link; remove it")
+                    raise FeddleError(f"the image {entry.path} is not a regular file, or a broken link; remove it")
                 yield entry.name

@@ -150,7 +150,7 @@ def _tensor(values: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]", *shape:
 def _read_bytes(path: Path) -> bytes:
     """The content of a file, unzipped if it is gzipped."""
     if not path.is_file():
-        raise Unusable(f"{path.name} is no regular file")
+        raise Unusable(f"{path.name} is not a regular file")
     try:
         with path.open("rb") as raw:
             # The first bytes decide, not the name: a web server may unzip a .gz file on the way.

@@ -1,4 +1,4 @@
-"""Hugging Face datasets of images on disk."""
+"""Hugging Face datasets of images or texts on disk."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,13 @@ from typing import Any
 import torch
 
 from feddle.core.errors import FeddleError, one_line
-from feddle.data.collection import Collection
+from feddle.data.collection import Collection, Texts
 from feddle.data.pictures import Stored, require_pillow
 from feddle.data.readers.csv import Columns, find_splits, labelled_rows
 
 
 def read_huggingface(path: Path, columns: Columns) -> Collection:
-    """A `Dataset` or `DatasetDict` of images as `save_to_disk` leaves it."""
-    require_pillow(str(path))
+    """A `Dataset` or `DatasetDict` of images or texts as `save_to_disk` leaves it."""
     try:
         import datasets
     except ImportError as error:
@@ -22,12 +21,14 @@ def read_huggingface(path: Path, columns: Columns) -> Collection:
         loaded = datasets.load_from_disk(str(path))
     except Exception as error:  # of the library's own making, of many kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise FeddleError(f"cannot read {path} as a Hugging Face dataset on disk ({reason})") from error
+        raise FeddleError(
+            f"cannot read {path} as a Hugging Face dataset on disk ({reason}); write it with save_to_disk"
+        ) from error
     if not isinstance(loaded, datasets.DatasetDict):
         return _from_dataset(str(path), loaded, columns)
     splits = find_splits(loaded)
     if "train" not in splits:
-        raise FeddleError(f"{path} has the splits {', '.join(map(str, loaded))}, but none that is called train")
+        raise FeddleError(f"{path} has the splits {', '.join(map(str, loaded))}, but none is called train; rename one")
     for name in splits.values():
         _require_types(str(path), loaded, splits["train"], name)
     whole = datasets.concatenate_datasets([loaded[name] for name in splits.values()])
@@ -49,16 +50,20 @@ def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] |
 
     dataset = dataset.with_format(None)
     if not len(dataset):
-        raise FeddleError(f"{name} has no rows")
+        raise FeddleError(f"{name} has no rows; add examples")
     found = columns.find(dataset.column_names, name)
-    image = found.pop("image")
-    if not isinstance(dataset.features[image], Image):
+    image = found.pop("image", None)
+    if image is not None and not isinstance(dataset.features[image], Image):
         raise FeddleError(f"{name}: the column {image} should hold images (datasets.Image); cast it to that")
     for column, own in found.items():
         if not isinstance(dataset.features[own], ClassLabel | Value):
             wrong = f"the column {own} should hold numbers or text, not {type(dataset.features[own]).__name__}"
             raise FeddleError(f"{name}: {wrong}; set data.columns.{column} to another one")
-    pictures = Stored(dataset.cast_column(image, Image(decode=False)), image, torch.arange(len(dataset)), name)
-    plain = dataset.remove_columns([image])  # so that no image is read for its label
+    plain = dataset.remove_columns([image] if image else [])  # so that no image is read for its label
     texts = {column: ["" if v is None else str(v) for v in plain[own]] for column, own in found.items()}
-    return labelled_rows(name, pictures, texts if splits is None else {**texts, "split": splits})
+    texts = texts if splits is None else {**texts, "split": splits}
+    if image is None:
+        return labelled_rows(name, Texts(tuple(texts["text"])), texts)
+    require_pillow(name)
+    pictures = Stored(dataset.cast_column(image, Image(decode=False)), image, torch.arange(len(dataset)), name)
+    return labelled_rows(name, pictures, texts)

@@ -79,13 +79,14 @@ def _gather(files: list[tuple[bool, Path]], convert: Convert) -> tuple[list[Any]
     people: dict[str, int] = {}
     for test, path in files:
         if not path.is_file():
-            raise Unusable(f"{path.name} is no regular file")
+            raise Unusable(f"{path.name} is not a regular file")
         try:
             content = json.loads(path.read_bytes())
             for user, count in zip(content["users"], content["num_samples"], strict=True):
                 held, given = content["user_data"][user]["x"], [int(y) for y in content["user_data"][user]["y"]]
                 if not len(held) == len(given) == count:
-                    raise ValueError(f"{user} has {count} samples, but holds {len(held)} with {len(given)} labels")
+                    found = f"{len(held)} images and {len(given)} labels"
+                    raise ValueError(f"num_samples of {user} is {count}, but user_data has {found}")
                 if min(given, default=0) < 0:
                     raise ValueError(f"{user} has the label {min(given)}")
                 converted, chosen = convert(held, given)

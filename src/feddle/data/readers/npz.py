@@ -26,8 +26,12 @@ _NAMES: dict[Column, tuple[str, str]] = {
 
 
 def read_npz(path: Path) -> Collection:
-    """Uint8 images (n, H, W), (n, H, W, C) or (n, C, H, W) and their labels; nothing is ever unpickled."""
-    arrays = _arrays(path)
+    """The images and labels in an archive (see `from_arrays`); nothing is ever unpickled."""
+    return from_arrays(path, _arrays(path))
+
+
+def from_arrays(path: Path | str, arrays: Mapping[str, Array]) -> Collection:
+    """Uint8 images (n, H, W), (n, H, W, C) or (n, C, H, W) and their labels; errors name the path."""
     whole = any(name in arrays for name in _NAMES["image"])
     pixels: list[Tensor] = []
     texts: dict[Column, list[str]] = {"label": [], "client": [], "split": []}
@@ -37,7 +41,7 @@ def read_npz(path: Path) -> Collection:
         if images is None or not len(images):
             continue
         if columns["label"] is None:
-            raise FeddleError(f"{path} has no labels; add that array")
+            raise FeddleError(f"{path} has no labels; add an array `labels`")
         pixels.append(_pixels(path, images))
         for column, gathered in texts.items():
             values = columns[column]
@@ -51,6 +55,15 @@ def read_npz(path: Path) -> Collection:
     if len(shapes := {tuple(part.shape[1:]) for part in pixels}) > 1:
         raise FeddleError(f"{path}: the images of all splits should have one shape, not {shapes}")
     return labelled_rows(str(path), pixels[0] if len(pixels) == 1 else torch.cat(pixels), texts)
+
+
+def read_images(path: Path) -> Tensor:
+    """The images of an archive, without their labels, as bytes (n, C, H, W)."""
+    arrays = _arrays(path)
+    found = _find(path, arrays, _NAMES["image"], "")
+    if found is None:
+        raise FeddleError(f"{path} has no array images; its arrays are {', '.join(arrays) or 'none'}; rename one")
+    return _pixels(path, found)
 
 
 def _arrays(path: Path) -> dict[str, Array]:
@@ -67,7 +80,7 @@ def _arrays(path: Path) -> dict[str, Array]:
         raise FeddleError(f"cannot read {path} as a NumPy archive without pickled objects ({reason})") from error
 
 
-def _find(path: Path, arrays: Mapping[str, Array], names: tuple[str, str], split: str) -> Array | None:
+def _find(path: Path | str, arrays: Mapping[str, Array], names: tuple[str, str], split: str) -> Array | None:
     """The array of a column, or that of one split; None if there is none."""
     long, short = names
     for name in (f"{split}_{long}", f"{short}_{split}") if split else names:
@@ -78,7 +91,7 @@ def _find(path: Path, arrays: Mapping[str, Array], names: tuple[str, str], split
     return None
 
 
-def _texts(path: Path, name: str, values: Array, count: int) -> list[str]:
+def _texts(path: Path | str, name: str, values: Array, count: int) -> list[str]:
     """The values of a column as text."""
     if values.shape not in ((count,), (count, 1)):
         raise FeddleError(f"{path}: {name} has the shape {values.shape}, but there are {count} images")
@@ -87,7 +100,7 @@ def _texts(path: Path, name: str, values: Array, count: int) -> list[str]:
     return [str(value) for value in values.reshape(-1).tolist()]
 
 
-def _pixels(path: Path, images: Array) -> Tensor:
+def _pixels(path: Path | str, images: Array) -> Tensor:
     """Images as bytes (n, C, H, W), wherever their channels are."""
     if images.dtype != np.uint8:
         raise FeddleError(f"{path}: images should be uint8 (0 to 255), not {images.dtype}; convert them")

@@ -70,7 +70,7 @@ class AdaptiveFallback(Options):
     threshold: NonNegative = Field(1.0, description="largest mean staleness of the arrivals that counts as fresh")
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[float]:
-        """FedBuff gives stale updates less weight."""
+        """FedAvg's coefficients if the mean staleness is at most `threshold`, else FedBuff's."""
         fresh = sum(a.staleness for a in arrivals) <= self.threshold * len(arrivals)
         chosen: Fallback = FedAvgFallback() if fresh else FedBuffFallback()
         return chosen(arrivals)

@@ -16,11 +16,13 @@ from feddle.core.search import Found, Objective, Observer, Search, SearchTask, r
 from feddle.core.seeds import seed_for
 from feddle.methods.feddle.anchors import Anchoring, AnchorOptions, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
+from feddle.methods.feddle.gate import GatedSearch, Threshold
 from feddle.methods.feddle.search import PaperSearch, SearchOptions, SgdSearch
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.feddle.storage import Storage, empty_rows
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.options import Count, NonNegative
+from feddle.training.distil import DistilOptions
 from feddle.training.objectives import ObjectiveOptions, TaskOptions
 from feddle.training.parts import Parts
 from feddle.training.surrogate import SurrogateOptions
@@ -29,7 +31,7 @@ from feddle.training.surrogate import SurrogateOptions
 class AtlasOptions(MethodOptions):
     """The options of Feddle and its variants. The defaults are the paper's."""
 
-    adapts: ClassVar[bool] = False  # whether out-of-domain data turns off what needs labels of the clients' task
+    adapts: ClassVar[bool] = False  # whether data without labels of the clients' task turns off what needs them
     atlas_size: Count | None = Field(
         None, description="largest number of anchors (M); by default 2 × clients.per_round"
     )
@@ -50,6 +52,11 @@ class AtlasOptions(MethodOptions):
         "in-domain data and 0.01 with out-of-domain data",
     )
     search: SearchOptions = PaperSearch()
+    gate: Threshold | None = Field(
+        None,
+        description="search only if the slopes ∂ℓ/∂c on two halves of the server's data have at least this cosine; "
+        "otherwise keep the fallback's step. −1 always searches, above 1 never. Off by default",
+    )
     coefficients: Coefficients = "shared"
     server_anchor: ServerAnchorOptions | None = Field(
         None, description="the server's own update as one more anchor; off by default; `server_anchor: {}` turns it on"
@@ -58,17 +65,19 @@ class AtlasOptions(MethodOptions):
     def build(self, parts: Parts) -> "Feddle":
         """The method."""
         outside = bool(parts.out_of_domain)
-        labels_fit = not (outside and self.adapts)
         capacity, dimension = self.atlas_size or 2 * parts.per_round, parts.bench.layout.size
         rows = empty_rows(self.storage, capacity, dimension, parts.device)
-        search = self.search
+        search: Search = self.search
         if isinstance(search, SgdSearch) and search.step is None and outside:
             search = search.model_copy(update={"step": "theorem-2"})
+        if self.gate is not None:
+            search = GatedSearch(search, self.gate)
         fallback = self.fallback
         if isinstance(fallback, FedBuffFallback) and fallback.buffer_size is None:
             fallback = fallback.model_copy(update={"buffer_size": parts.per_round})
         regularisation = (0.01 if outside else 0.0) if self.regularisation is None else self.regularisation
         objective = self.objective or (SurrogateOptions() if outside else TaskOptions())
+        labels_fit = not (self.adapts and (outside or isinstance(objective, DistilOptions)))
         return Feddle(
             objective.build(parts),
             Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),
@@ -79,7 +88,7 @@ class AtlasOptions(MethodOptions):
             regularisation=regularisation,
             seed=parts.seed,
             observe=parts.observe,
-            blocks=make_blocks(self.coefficients, parts.bench.layout) if labels_fit else None,
+            blocks=None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout),
             server_anchor=self.server_anchor.build(parts) if self.server_anchor and labels_fit else None,
         )
 
@@ -94,6 +103,7 @@ class FeddlePlusOptions(AtlasOptions):
     """Feddle with more directions: a coefficient per layer and class, and the server's own update as an anchor."""
 
     adapts = True  # other labels cannot train the server's model, and have no gradient at the clients' head
+    averages = 0.95  # its longer steps make the versions differ more from each other
     name: Literal["feddle+"] = "feddle+"
     fallback: FallbackOptions = FedBuffFallback(staleness="constant", buffer_size=None)
     coefficients: Coefficients = "class"
@@ -155,7 +165,7 @@ class Feddle:
             space = space.widened(Weights(model.vector, after.buffers), after.vector - before.vector)
             start, among = torch.cat([start, start.new_ones(1)]), self.server_anchor.split(round)[1]
         start = space.in_every_block(start)
-        self.objective.begin(space.point(start), seed, among)
+        self.objective.begin(space.point(start), seed, among, list(fresh.values()))
         task = SearchTask(space, self.objective, start, self.regularisation, seed)
         found = self.search(task)
         self.atlas.score(space.table(found.coefficients)[: len(self.atlas)])
@@ -195,6 +205,7 @@ class Feddle:
             "anchor_clients": [job.client for job in origins],
             "anchor_versions": [job.version for job in origins],
             "search_loss": found.loss,
+            **found.notes,
         }
         if self.blocks is not None:
             notes |= {"blocks": list(self.blocks.names), "block_coefficients": [rounded(row) for row in table]}

@@ -1,0 +1,218 @@
+"""Who benefits: the last model for each client and each class, and the clients that train alone."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+
+from feddle.core.metrics import ACCURACY, Metric, metric_named
+from feddle.records import ClientScores, RunRecord
+from feddle.report.evidence import differs, only, right_by_client
+from feddle.report.grid import Grid, Panel
+from feddle.report.markup import Markup, each, element, folded, join, table
+from feddle.report.numbers import NONE, binomial_interval, counted, listed
+
+LOCAL = "local"  # the method in which every client trains alone
+_OPEN = 30  # rows of a table that is not folded
+_MATRIX = 30  # classes of a confusion matrix that is shown
+_NAMES = 5  # names in a sentence
+_SHARES = ("accuracy", "balanced_accuracy", "auc", "f1", "label_accuracy")  # shown in per cent
+_MEASURED = {
+    "test": "Each client is measured on its own test examples.",
+    "classes": "The data does not say which client a test example belongs to. So the accuracy of each class on the test"
+    " data is weighted by the share of the class in the client’s training data.",
+    "train": "There is no test data of single clients, so each client is measured on its training data. This is too"
+    " optimistic, most of all for a client that trains alone.",
+}
+Section = tuple[str, str, Sequence[Markup | None]]
+
+
+def benefits(panel: Panel) -> list[Section]:
+    """The sections of a panel, as title, text and content. A panel with several columns has none."""
+    runs = _runs(panel)
+    return [_clients_section(panel, runs), _last_section(runs), _classes_section(runs)] if runs else []
+
+
+def joining(grid: Grid) -> list[str]:
+    """Whether the clients are better off than alone, one sentence for each method; none without the method local."""
+    return [text for panel in grid.panels for text in _joining(panel)]
+
+
+def _runs(panel: Panel) -> dict[str, RunRecord]:
+    """The first run of each row, if the panel has one column."""
+    cells = {label: panel.at(row, 0) for row, label in panel.rows.items()} if len(panel.columns) == 1 else {}
+    return {label: cell.runs[0] for label, cell in cells.items() if cell.runs}
+
+
+def _measured(runs: Mapping[str, RunRecord]) -> dict[str, ClientScores]:
+    """The clients of each row, if they are measured as those of the first row that has any."""
+    kept = {label: run.result.get("clients") for label, run in runs.items()}
+    found = {label: clients for label, clients in kept.items() if clients and clients["scores"]}
+    kinds = [(clients["metric"], clients["measured_on"]) for clients in found.values()]
+    return {
+        label: clients for label, clients in found.items() if (clients["metric"], clients["measured_on"]) == kinds[0]
+    }
+
+
+def _names(clients: ClientScores) -> list[str]:
+    return clients["names"] or [f"client {number}" for number in clients["clients"]]
+
+
+def _by_name(clients: ClientScores) -> dict[str, float]:
+    return dict(zip(_names(clients), clients["scores"], strict=False))
+
+
+def _joining(panel: Panel) -> list[str]:
+    runs = _runs(panel)
+    found = _measured(runs)
+    alone = next((label for label in found if runs[label].method == LOCAL), None)
+    if alone is None or found[alone]["measured_on"] == "train":
+        return []
+    return [_verdict(label, found[label], found[alone]) for label in found if label != alone]
+
+
+def _verdict(label: str, joined: ClientScores, alone: ClientScores) -> str:
+    """For which clients a method is better than training alone, and for which it is worse."""
+    metric, ours, own = metric_named(joined["metric"]), _by_name(joined), _by_name(alone)
+    shared = [name for name in own if name in ours]
+    if not shared:
+        return f"{label}: no client was measured both in the federation and alone."
+    means = [metric.shown(fmean(scores[name] for name in shared)) for scores in (ours, own)]
+    mean = f"{metric.words}, mean over clients: {means[0]} in the federation, {means[1]} alone."
+    if metric != ACCURACY:  # for which there is no test
+        return f"{label} compared with training alone: {mean}"
+    clear = _clear(joined, alone)
+    better = [name for name in shared if name in clear and ours[name] > own[name]]
+    worse = [name for name in shared if name in clear and ours[name] < own[name]]
+    groups = {"clearly better": better, "clearly worse": worse}
+    parts = [f"{words} for {listed(names, _NAMES)}" for words, names in groups.items() if names]
+    if level := len(shared) - len(better) - len(worse):
+        parts.append(f"no clear difference for {level} of {counted(len(shared), 'client')}")
+    return f"{label} compared with training alone: {'; '.join(parts)}. {mean}"
+
+
+def _clear(joined: ClientScores, alone: ClientScores) -> set[str]:
+    """The clients with a difference that is more than chance.
+
+    If it is known which of a client's own test examples are right, the exact paired test decides. Otherwise the
+    intervals that the number of test examples leaves open must not overlap, which is stricter.
+    """
+    ours, own = right_by_client(joined), right_by_client(alone)
+    if ours and own:
+        names = dict(zip(joined["clients"], _names(joined), strict=False))
+        return {names[c] for c in ours if c in own and differs(*only(ours[c].bits, own[c].bits))}
+    ends = [_intervals(clients) for clients in (joined, alone)]
+    shared = [name for name in ends[0] if name in ends[1]]
+    return {name for name in shared if max(each[name][0] for each in ends) > min(each[name][1] for each in ends)}
+
+
+def _intervals(clients: ClientScores) -> dict[str, tuple[float, float]]:
+    rows = zip(_names(clients), clients["scores"], clients["tested"], strict=False)
+    return {name: binomial_interval(100 * score, tests) for name, score, tests in rows if tests}
+
+
+def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
+    found = _measured(runs)
+    if not found:
+        return "Clients", "", []
+    first = next(iter(found.values()))
+    metric, told = metric_named(first["metric"]), _joining(panel)
+    alone = any(runs[label].method == LOCAL for label in found)
+    seed = next((str(run.config.get("seed")) for run in runs.values()), "") if _has_seeds(panel) else ""
+    text = [
+        f"{metric.words} of the last model for each client. {_MEASURED[first['measured_on']]}",
+        f"{len(first['clients'])} of {first['of']} clients, drawn at random."
+        if len(first["clients"]) < first["of"]
+        else "",
+        "With local, each client trains alone, with as many passes over its data as in the federation on average."
+        if alone
+        else "To compare with clients that train alone, run the method local too (feddle compare --methods …,local).",
+        _about_clear(list(found.values())) if told and metric == ACCURACY else "",
+        f"Of seed {seed}." if seed else "",
+    ]
+    parts = [each("p", told), _spread_table(found, metric), _client_table(found, metric)]
+    return "Who benefits", " ".join(filter(None, text)), parts
+
+
+def _has_seeds(panel: Panel) -> bool:
+    return any(len(cell.runs) > 1 for cell in panel.cells.values())
+
+
+def _about_clear(found: Sequence[ClientScores]) -> str:
+    """When a difference between two models of a client is called clear."""
+    if all(map(right_by_client, found)):
+        return "A difference is clear if an exact paired test on the client’s test examples has p < 0.05."
+    return "A difference is clear if the intervals of 95 % that the number of test examples leaves open do not overlap."
+
+
+def _spread_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
+    """The distribution over the clients, for each row."""
+    heads = ["Over the clients", "Mean", "Worst tenth", "Worst", "Median", "Best"]
+    rows = []
+    for label, clients in found.items():
+        ends = sorted(clients["scores"], reverse=not metric.higher)
+        values = [clients["mean"], clients["worst_tenth"], ends[0], median(ends), ends[-1]]
+        rows.append(_row(label, map(metric.shown, values)))
+    return _scrolled(heads, rows)
+
+
+def _client_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
+    """The score of each client in each row."""
+    scores = {label: _by_name(clients) for label, clients in found.items()}
+    sizes: dict[str, tuple[int, int]] = {}
+    for clients in found.values():
+        sizes |= dict(zip(_names(clients), zip(clients["examples"], clients["tested"], strict=False), strict=False))
+    heads = ["Client", "Trained on", "Tested on", *scores]
+    rows = [
+        _row(name, [*map(str, counts), *(metric.shown(known.get(name)) for known in scores.values())])
+        for name, counts in sizes.items()
+    ]
+    return _long(f"Each of {len(rows)} clients", heads, rows)
+
+
+def _last_section(runs: Mapping[str, RunRecord]) -> Section:
+    """Every metric of the last evaluation."""
+    found = {label: last for label, run in runs.items() if (last := run.result.get("last"))}
+    names = dict.fromkeys(name for last in found.values() for name in last)
+    rows = [_row(name, (_value(name, last.get(name)) for last in found.values())) for name in names]
+    return "Metrics", "Every metric of the last evaluation.", [_scrolled(["Metric", *found], rows) if rows else None]
+
+
+def _value(name: str, value: float | None) -> str:
+    if value is None:
+        return NONE
+    return f"{100 * value:.1f}%" if name in _SHARES else f"{value:.3g}".replace("-", "−")
+
+
+def _classes_section(runs: Mapping[str, RunRecord]) -> Section:
+    found = {label: classes for label, run in runs.items() if (classes := run.result.get("classes"))}
+    names = dict.fromkeys(name for classes in found.values() for name in classes.get("names", []))
+    labels = any("f1" in classes for classes in found.values())
+    values = [classes.get("f1", []) if labels else classes.get("accuracy", []) for classes in found.values()]
+    scores = [dict(zip(c.get("names", []), v, strict=False)) for c, v in zip(found.values(), values, strict=True)]
+    rows = [_row(name, (_value("accuracy", known.get(name)) for known in scores)) for name in names]
+    matrices = [
+        folded(f"Confusion matrix of {label}", _confusion(classes.get("names", []), classes["confusion"]))
+        for label, classes in found.items()
+        if 0 < len(classes.get("confusion", [])) <= _MATRIX
+    ]
+    text = "F1 of each label." if labels else "The share of each class that the last model recognises."
+    shown = _long(f"Each of {len(rows)} classes", ["Class", *found], rows) if rows else None
+    return "Classes", f"{text} {NONE}: no test example.", [shown, *matrices]
+
+
+def _confusion(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Markup:
+    rows = [_row(name, map(str, row)) for name, row in zip(names, counts, strict=False)]
+    return _scrolled(["True class, taken for", *names], rows)
+
+
+def _row(label: str, texts: Iterable[str]) -> Markup:
+    return join(element("th", label, scope="row"), each("td", texts))
+
+
+def _long(summary: str, heads: Sequence[str], rows: Sequence[Markup]) -> Markup:
+    """A table, folded if it has many rows."""
+    shown = _scrolled(heads, rows)
+    return folded(summary, shown) if len(rows) > _OPEN else shown
+
+
+def _scrolled(heads: Sequence[str], rows: Sequence[Markup]) -> Markup:
+    return element("div", table("values", heads, rows), class_="scroll")

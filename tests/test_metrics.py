@@ -1,0 +1,393 @@
+"""Metrics of classes, labels and numbers, by client and by class, and how runs are compared by them."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, r2_score, roc_auc_score
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+import feddle
+from feddle.cli.display import terminal_table
+from feddle.core.errors import FeddleError
+from feddle.core.metrics import ACCURACY, MAIN, main_metric, reached
+from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn, with_classes
+from feddle.records import summary
+from feddle.report.benefits import joining
+from feddle.report.grid import grid_of_runs
+from feddle.report.page import page
+from feddle.run.per_client import weighted
+from feddle.run.problem import build_problem
+from feddle.run.simulate import simulated
+from feddle.training.metrics import confusion, details, label_f1, measured, task_of
+from feddle.training.scorers import apply, scorers
+from feddle.training.train import Score
+from tiny import tiny
+
+F1, MAE, LOSS = MAIN[1:]
+
+
+def test_three_classes_by_hand() -> None:
+    # True 0 0 0 1 1, taken for 0 0 1 1 0: 3 of 5; class 0 two of three, class 1 one of two, class 2 never occurs
+    outputs, targets = torch.eye(3)[[0, 0, 1, 1, 0]], torch.tensor([0, 0, 0, 1, 1])
+    found = measured("classes", outputs, targets)
+    assert found == {"accuracy": 0.6, "balanced_accuracy": pytest.approx((2 / 3 + 1 / 2) / 2)}
+    assert confusion(outputs, targets).tolist() == [[2, 1, 0], [1, 1, 0], [0, 0, 0]]
+    assert details("classes", outputs, targets)["accuracy"] == [pytest.approx(2 / 3), 0.5, None]
+
+
+def test_auc_by_hand() -> None:
+    # Scores of class 1: 1 and 2, of class 0: 0 and 1. Of four pairs three are in order and one is a tie: 3.5 of 4.
+    outputs = torch.tensor([[0.0, 1.0], [0.0, 2.0], [0.0, 0.0], [0.0, 1.0]])
+    assert measured("classes", outputs, torch.tensor([1, 1, 0, 0]))["auc"] == 0.875
+    assert "auc" not in measured("classes", outputs, torch.tensor([1, 1, 1, 1])), "one class has no ROC curve"
+
+
+def test_three_numbers_by_hand() -> None:
+    # Errors 1, 0, −2: mean absolute error 1. Targets 0, 3, 6 vary by 9 + 0 + 9 = 18 around their mean: R² = 1 − 5/18.
+    outputs, targets = torch.tensor([[1.0], [3.0], [4.0]]), torch.tensor([0.0, 3.0, 6.0])
+    assert measured("numbers", outputs, targets) == {"mae": 1.0, "r2": pytest.approx(13 / 18)}
+    assert measured("numbers", outputs[:1], targets[:1]) == {"mae": 1.0}, "one number does not vary"
+    assert measured("numbers", torch.zeros(3, 2), targets) == {}, "two parameters for each target"
+
+
+def test_labels_by_hand() -> None:
+    # Label 0: predicted 1 1 0, true 1 0 0: F1 = 2·1/(2 + 1) = 2/3. Label 1: neither. Five of six decisions are right.
+    outputs, targets = torch.tensor([[1.0, -1], [1, -1], [-1, -1]]), torch.tensor([[1.0, 0], [0, 0], [0, 0]])
+    assert measured("labels", outputs, targets) == {"f1": pytest.approx(2 / 3), "label_accuracy": pytest.approx(5 / 6)}
+    assert details("labels", outputs, targets) == {
+        "accuracy": [pytest.approx(2 / 3), 1],
+        "f1": [pytest.approx(2 / 3), None],
+    }
+
+
+@given(st.integers(0, 10**6), st.integers(2, 5))
+@settings(max_examples=30, deadline=None)
+def test_the_metrics_are_those_of_scikit_learn(seed: int, classes: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    outputs = torch.randint(-3, 4, (30, classes), generator=generator) / 2  # ties are likely
+    targets = torch.cat([torch.arange(classes), torch.randint(classes, (30 - classes,), generator=generator)])
+    found, predicted = measured("classes", outputs, targets), outputs.argmax(1)
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(targets, predicted))
+    assert confusion(outputs, targets).tolist() == confusion_matrix(targets, predicted, labels=range(classes)).tolist()
+    if classes == 2:
+        assert found["auc"] == pytest.approx(roc_auc_score(targets, outputs[:, 1] - outputs[:, 0]))
+    labels = (torch.randn(30, classes, generator=generator) > 0).float()
+    assert label_f1(outputs, labels).mean() == pytest.approx(f1_score(labels, outputs > 0, average="macro"))
+    numbers = torch.randn(30, classes, generator=generator)
+    assert measured("numbers", outputs, numbers)["r2"] == pytest.approx(r2_score(numbers, outputs))
+
+
+CASES: dict[str, tuple[Tensor, Tensor, object, str]] = {
+    "classes": (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long), F.cross_entropy, "classes"),
+    "probabilities": (torch.zeros(4, 3), torch.rand(4, 3), nn.CrossEntropyLoss(), "classes"),
+    "numbers": (torch.zeros(4, 1), torch.rand(4, 1), F.mse_loss, "numbers"),
+    "counts": (torch.zeros(4), torch.arange(4), F.mse_loss, "numbers"),
+    "0 and 1 as numbers": (torch.zeros(4, 2), torch.eye(4)[:, :2], F.mse_loss, "numbers"),
+    "labels": (torch.zeros(4, 2), torch.eye(4)[:, :2], nn.BCEWithLogitsLoss(), "labels"),
+    "weighted labels": (
+        *(torch.zeros(4, 2), torch.eye(4)[:, :2]),
+        partial(F.binary_cross_entropy_with_logits, pos_weight=torch.ones(2)),
+        "labels",
+    ),
+    "soft labels": (torch.zeros(4, 2), torch.full((4, 2), 0.3), F.binary_cross_entropy_with_logits, "numbers"),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_targets_and_loss_show_the_task(kind: str) -> None:
+    outputs, targets, loss, task = CASES[kind]
+    assert task_of(outputs, targets, loss) == task
+
+
+def test_a_lower_error_is_better() -> None:
+    history: Any = [{"round": at, "mae": value} for at, value in enumerate((0.1, 3.0, 2.0, 4.0, 5.0, 6.0), 1)]
+    assert summary(history)["mae"] == 2.0, "the lowest of the last five, not of all"
+    assert "accuracy" not in summary(history)
+    assert (summary([])["accuracy"], summary([])["metric"]) == (None, "accuracy")
+    assert MAE.worst_tenth([1.0, 9.0, *[2.0] * 9]) == 5.5, "the two highest of eleven"
+    assert ACCURACY.worst_tenth([0.1, 0.9, 0.5]) == 0.1
+    assert [metric.shown(0.1234) for metric in (ACCURACY, F1, MAE, LOSS)] == ["12.3%", "12.3%", "0.123", "0.123"]
+    assert main_metric([{"test_loss": 1.0}]) == LOSS
+    assert (reached({"round": 1}), reached({"mae": 0.5, "test_loss": 1})) == ("", "mean absolute error 0.5")
+
+
+def test_the_accuracy_of_classes_is_weighted_by_the_classes_of_a_client() -> None:
+    # Three images of class 0 and one of class 1: (3·0.8 + 1·0.4) / 4 = 0.7. Class 2 has no test image.
+    accuracies = torch.tensor([0.8, 0.4, math.nan], dtype=torch.float64)
+    assert weighted(accuracies, torch.tensor([3, 1, 0])) == pytest.approx(0.7)
+    assert weighted(accuracies, torch.tensor([3, 1, 6])) == pytest.approx(0.7)
+    assert weighted(accuracies, torch.tensor([0, 0, 2])) is None
+
+
+POINTS = torch.randn(600, 3, generator=torch.Generator().manual_seed(0))
+SUM = POINTS @ torch.tensor([1.0, 2.0, -1.0])
+HOSPITALS = ["north", "south", "east"] * 200
+
+
+def simulated_run(targets: Tensor, outputs: int = 2, *, by_name: bool = False, **more: Any) -> Any:
+    torch.manual_seed(0)
+    parts = [TensorDataset(POINTS[a:b], targets[a:b]) for a, b in ((0, 300), (300, 400), (400, 600))]
+    clients = feddle.by_client(parts[0], HOSPITALS[:300])
+    test: Any = feddle.by_client(parts[2], HOSPITALS[400:]) if by_name else parts[2]
+    plan: dict[str, Any] = {"rounds": 4, "per_round": 3, "workers": 0, "delays": {"sigma": 0}, "training": {"lr": 0.05}}
+    return feddle.simulate(nn.Linear(3, outputs), clients, server=parts[1], test=test, **(plan | more))
+
+
+def test_regression_has_an_error_and_no_accuracy() -> None:
+    run = simulated_run(SUM[:, None], 1, loss=F.mse_loss)
+    result, line = run.result, run.history[-1]
+    assert "accuracy" not in json.dumps([result, run.history])
+    with torch.no_grad():
+        error = (run.problem.model.eval()(POINTS[400:]) - SUM[400:, None]).abs().mean().item()
+    assert result["metric"] == "mae"
+    assert result["mae"] == result["last_mae"] == line["mae"] == pytest.approx(error)
+    assert result["clients"]["measured_on"] == "train"
+
+
+def test_multi_label_targets() -> None:
+    targets = torch.stack([SUM > 0, SUM > 1], 1).float()
+    run = simulated_run(targets, loss=F.binary_cross_entropy_with_logits)
+    assert run.result["metric"] == "f1"
+    assert run.result["f1"] == run.history[-1]["f1"] > 0.5
+    assert len(run.result["classes"]["f1"]) == 2
+
+
+def test_each_client_is_measured_on_its_own_test_examples() -> None:
+    labels = (SUM > 0).long()
+    run = simulated_run(labels, by_name=True)
+    clients = run.result["clients"]
+    assert (clients["names"], clients["measured_on"]) == (["east", "north", "south"], "test")
+    with torch.no_grad():
+        right = run.problem.model.eval()(POINTS[400:]).argmax(1) == labels[400:]
+    for name, score, count in zip(clients["names"], clients["scores"], clients["tested"], strict=True):
+        own = [hit for hit, owner in zip(right.tolist(), HOSPITALS[400:], strict=True) if owner == name]
+        assert (score, count) == (pytest.approx(sum(own) / len(own), abs=1e-6), len(own))
+    assert simulated_run(labels).result["clients"]["measured_on"] == "classes"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_owners_of_test_images_follow_the_clients_that_are_drawn(seed: int) -> None:
+    # The label of each image is its owner. Client 3 has no training image; the last test image has no owner.
+    train, test = torch.tensor([0, 1, 2, 2, 4]), torch.tensor([4, 2, 1, 0, 3, NOBODY])
+    rows = [Labelled(torch.zeros(len(t), 1, 2, 2, dtype=torch.uint8), t, owners=t) for t in (train, test)]
+    drawn = among_drawn(Collection("some", rows[0], rows[1], 5, client_names="abcde"), 3, seed)
+    assert drawn.test is not None
+    assert drawn.test.owners is not None
+    assert drawn.train.owners is not None
+    assert [drawn.client_names[i] for i in drawn.train.owners] == ["abcde"[i] for i in drawn.train.labels]
+    owners = zip(drawn.test.owners.tolist(), drawn.test.labels.tolist(), strict=True)
+    assert all(
+        owner == NOBODY if was in (3, NOBODY) else drawn.client_names[owner] == "abcde"[was] for owner, was in owners
+    )
+    assert len(drawn.test) == 5, "three of drawn clients, and the two that belong to no client"
+
+
+def test_local_trains_each_client_alone() -> None:
+    labels = (SUM > 0).long()
+    run = simulated_run(labels, by_name=True, method={"name": "local", "epochs": 6})
+    clients = run.result["clients"]
+    assert clients["names"] == ["east", "north", "south"]
+    assert len(set(clients["scores"])) > 1
+    assert not any(line["arrivals"] for line in run.history)
+    mean = sum(s * n for s, n in zip(clients["scores"], clients["tested"], strict=True)) / 200
+    assert run.result["accuracy"] == pytest.approx(mean, abs=1e-6), "comparable with one model on all 200 test examples"
+    right = [int(bits, 16).bit_count() for bits in clients["correct"]]
+    assert right == [round(s * n) for s, n in zip(clients["scores"], clients["tested"], strict=True)]
+    other = simulated_run(labels, by_name=True, method={"name": "local", "epochs": 6}, rounds=2)
+    assert other.result["clients"]["scores"] == clients["scores"], "the number of rounds only divides the work"
+
+
+def test_local_and_the_others_measure_the_same_clients(tmp_path: Path) -> None:
+    from feddle.run.folder import run_config
+
+    few = {"evaluation": {"every": 2, "clients": 6}}
+    runs = [
+        run_config(tiny(method=m, **few), tmp_path / str(i), quiet=True).result
+        for i, m in enumerate(("fedavg", {"name": "local", "clients": 4, "epochs": 1}))
+    ]
+    joined, alone = (run["clients"]["clients"] for run in runs)
+    assert (len(joined), len(alone)) == (6, 4)
+    assert set(alone) < set(joined)
+
+
+def bias(outputs: Tensor, targets: Tensor) -> float:
+    return (outputs.argmax(1) - targets).double().mean().item()
+
+
+def test_further_metrics_are_in_the_history_and_in_the_result() -> None:
+    run = simulated_run((SUM > 0).long(), metrics=["matthews_corrcoef", bias])
+    found = run.history[-1]["metrics"]
+    assert list(found) == ["matthews_corrcoef", "bias"]
+    with torch.no_grad():
+        outputs = run.problem.model.eval()(POINTS[400:])
+    assert found["bias"] == bias(outputs, (SUM[400:] > 0).long())
+    assert run.result["last"]["matthews_corrcoef"] == found["matthews_corrcoef"]
+
+
+def test_a_metric_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_metrics.py").write_text("ONE = 1\ndef share(outputs, targets): return len(targets) / 1000\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    run = simulated(tiny(metrics=["own_metrics:share"]), problem := build_problem(tiny()))
+    run.go()
+    assert problem.test is not None
+    assert run.result["last"]["own_metrics:share"] == len(problem.test) / 1000
+    for name, reason in (("ONE", "expected a function at 'own_metrics:ONE', found int"), ("share_", "has no 'share_'")):
+        with pytest.raises(FeddleError, match=f"metrics: .*{reason}"):
+            scorers([f"own_metrics:{name}"])
+
+
+def test_without_the_new_keys_a_config_keeps_its_hash() -> None:
+    kept = tiny().model_dump()
+    assert ("metrics" in kept, "clients" in kept["evaluation"], "proximal" in kept["training"]) == (False,) * 3
+    assert (tiny().evaluation.most_clients, tiny(evaluation={"clients": 0}).evaluation.most_clients) == (200, 0)
+
+
+@pytest.mark.parametrize("averaging", [0.0, 0.9])
+def test_a_run_that_ends_between_evaluations_measures_its_last_model(averaging: float) -> None:
+    labels = (SUM > 0).long()
+    more: dict[str, Any] = {"evaluation": {"every": 3}, "averaging": averaging, "metrics": [bias]}
+    run = simulated_run(labels, by_name=True, callbacks=lambda line: line["round"] == 2, **more)
+    assert ["test_loss" in line for line in run.history] == [False, False]
+    with torch.no_grad():
+        outputs = run.problem.model.eval()(POINTS[400:])
+    right = outputs.argmax(1) == labels[400:]
+    clients, last = run.result["clients"], run.result["last"]
+    assert (last["accuracy"], last["bias"]) == (right.double().mean().item(), bias(outputs, labels[400:]))
+    own = right[torch.tensor([owner == "east" for owner in HOSPITALS[400:]])]
+    assert clients["scores"][0] == pytest.approx(own.double().mean().item(), abs=1e-6)
+    assert sum(row[i] for i, row in enumerate(run.result["classes"]["confusion"])) == right.sum()
+
+
+def test_a_run_in_words_has_its_main_metric() -> None:
+    run = simulated_run(SUM[:, None], 1, loss=F.mse_loss)
+    error = f"{run.result['mae']:.3g}"
+    assert f"rounds 4, mean absolute error {error}, last mean absolute error " in repr(run)
+    assert run.plot().get_ylabel() == "mean absolute error"
+
+
+def test_chosen_classes_keep_the_names_of_the_clients() -> None:
+    rows = Labelled(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 2, 2]), torch.tensor([0, 1, 0, 1]))
+    chosen = with_classes(Collection("some", rows, None, 3, client_names=("a", "b")), [0, 2], "data.classes")
+    assert (chosen.names, chosen.client_names, chosen.classes) == (("0", "2"), ("a", "b"), 2)
+
+
+def not_finite(outputs: Tensor, targets: Tensor) -> float:  # noqa: ARG001
+    return math.nan
+
+
+def test_a_wrong_metric_is_one_line() -> None:
+    score = Score(1.0, "classes", torch.eye(3), torch.arange(3))
+    with pytest.raises(FeddleError, match=r"unknown metric 'f1_makro'; did you mean 'f1_macro'\?"):
+        scorers(["f1_makro"])
+    with pytest.raises(FeddleError, match="functions made with def, got the metric '<lambda>'"):
+        scorers([lambda outputs, targets: 1.0])  # noqa: ARG005
+    with pytest.raises(FeddleError, match="twice the metric 'bias'"):
+        scorers([bias, bias])
+    with pytest.raises(FeddleError, match=r"metrics: f1 failed on the test data .*multiclass"):
+        apply(scorers(["f1"]), score)
+    with pytest.raises(FeddleError, match="task must be one of classes, labels, numbers, got 'sums'"):
+        simulated_run(SUM, task="sums")
+    assert apply(scorers([not_finite]), score) == {"not_finite": None}
+
+
+def test_local_without_test_data_is_one_line() -> None:
+    with pytest.raises(FeddleError, match="local needs simulated clients and test data"):
+        feddle.simulate(nn.Linear(3, 2), [TensorDataset(POINTS, (SUM > 0).long())], per_round=1, method="local")
+
+
+def written(folder: Path, method: str, lines: list[dict[str, Any]], **result: Any) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, "method": {"name": method}}))
+    (folder / "history.jsonl").write_text("".join(json.dumps({"round": n, **e}) + "\n" for n, e in enumerate(lines, 1)))
+    (folder / "result.json").write_text(json.dumps({"method": method, "finished": True, **result}))
+    return folder
+
+
+def test_a_report_on_regression_says_nothing_of_accuracy(tmp_path: Path) -> None:
+    for name, errors in (("worse", [4.0, 3.5]), ("better", [3.0, 2.25])):
+        written(tmp_path / name, name, [{"mae": error, "test_loss": error**2} for error in errors])
+    grid = grid_of_runs([tmp_path / "worse", tmp_path / "better"])
+    assert list(grid.panels[0].rows) == ["better", "worse"]
+    text = page([grid])
+    assert "accuracy" not in text.split("main>")[1].replace('class="accuracy"', "").lower()
+    because = "no lead is named, because one seed cannot show a difference of mean absolute error"
+    assert f"better reaches a mean absolute error of 2.25. worse (3.5): {because}." in text
+    assert "<strong>" not in text
+    with (console := Console(width=100)).capture() as shown:
+        console.print(terminal_table(grid, grid.panels[0]))
+    assert "Mean absolute error: best of the last five" in shown.get()
+    assert "%" not in shown.get()
+
+
+def clients(measured_on: str, **scores: float) -> dict[str, Any]:
+    values = list(scores.values())
+    return {
+        **{"metric": "accuracy", "measured_on": measured_on, "of": len(values), "clients": list(range(len(values)))},
+        **{"names": list(scores), "examples": [50] * len(values), "tested": [100] * len(values), "scores": values},
+        **{"mean": sum(values) / len(values), "worst_tenth": min(values)},
+    }
+
+
+def test_the_page_says_for_whom_joining_is_better(tmp_path: Path) -> None:
+    # Of 100 test examples, the intervals are about ±9 at 0.7 and ±8 at 0.8: north's 0.95 and 0.7 do not overlap.
+    joined, alone = {"north": 0.95, "south": 0.6, "east": 0.82}, {"north": 0.7, "south": 0.88, "east": 0.8}
+    line = [{"accuracy": 0.8, "test_loss": 1.0}]
+    written(tmp_path / "feddle", "feddle", line, clients=clients("classes", **joined))
+    written(tmp_path / "local", "local", line, clients=clients("classes", **alone))
+    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    (told,) = joining(grid)
+    assert told == (
+        "feddle compared with training alone: clearly better for north; clearly worse for south; no clear difference "
+        "for 1 of 3 clients. Accuracy, mean over clients: 79.0% in the federation, 79.3% alone."
+    )
+    assert told in page([grid])
+    assert "that the number of test examples leaves open do not overlap" in page([grid])
+
+
+def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
+    # Of its own examples, north gains six and loses none (p = 2 · 0.5⁶ = 0.031), south gains five (0.0625), and east
+    # gains six, but loses two (p = 2 · (1 + 8 + 28) / 2⁸ = 0.29).
+    bits = {"north": (0b111111, 0), "south": (0b11111, 0), "east": (0b11111100, 0b11)}
+    for method, side in (("feddle", 0), ("local", 1)):
+        found = clients("test", **{name: each[side].bit_count() / 100 for name, each in bits.items()})
+        found["correct"] = [f"{each[side]:x}" for each in bits.values()]
+        written(tmp_path / method, method, [{"accuracy": 0.8, "test_loss": 1.0}], clients=found)
+    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    (told,) = joining(grid)
+    assert "alone: clearly better for north; no clear difference for 2 of 3 clients." in told
+    assert "an exact paired test on the client’s test examples has p &lt; 0.05" in page([grid])
+
+
+def test_training_data_gives_no_verdict(tmp_path: Path) -> None:
+    for name in ("feddle", "local"):
+        written(tmp_path / name, name, [{"accuracy": 0.8}], clients=clients("train", north=0.9))
+    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    assert joining(grid) == []
+    assert "This is too optimistic" in page([grid])
+
+
+def test_without_a_test_the_means_are_all_that_is_said(tmp_path: Path) -> None:
+    for name in ("feddle", "local"):
+        found = clients("test", north=1.0 if name == "local" else 2.5) | {"metric": "mae"}
+        written(tmp_path / name, name, [{"mae": 2.0}], clients=found)
+    expected = (
+        "feddle compared with training alone: Mean absolute error, mean over clients: 2.5 in the federation, 1 alone."
+    )
+    assert joining(grid_of_runs([tmp_path / "feddle", tmp_path / "local"])) == [expected]
+
+
+def test_a_damaged_result_does_not_break_the_page(tmp_path: Path) -> None:
+    damaged = {"metric": "accuracy", "names": 7, "scores": ["x"]}
+    written(tmp_path / "run", "feddle", [{"accuracy": 0.8}], clients=damaged, classes={"accuracy": "all"}, last=[1])
+    assert "Who benefits" not in page([grid_of_runs([tmp_path / "run"])])

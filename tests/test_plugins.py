@@ -1,0 +1,207 @@
+"""Methods, models and sources of the user's own code, named by an import path."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import feddle
+from command import run_feddle
+from feddle.core.errors import FeddleError
+from feddle.core.importing import called, check_arguments, imported
+from feddle.methods.imported import ImportedMethod
+from feddle.run.folder import run_config
+from feddle.run.load import parse_config
+from test_reproduce import reproduce
+from three_numbers import arrival, weights
+from tiny import TINY, tiny
+
+CODE = '''
+from dataclasses import dataclass
+import numpy as np
+import torch
+from torch import Tensor, nn
+import feddle
+from feddle.methods.strategy import MethodOptions
+
+@dataclass
+class Speed:
+    value: Tensor | None = None
+
+class FedBuffM:
+    """The mean of the arrivals, with momentum."""
+
+    def __init__(self, momentum=0.5, lr=1.0):
+        self.momentum, self.lr, self.state = momentum, lr, Speed()
+
+    def merge(self, model, arrivals, round):
+        if not arrivals:
+            return feddle.Merged(model)
+        mean = torch.stack([a.update.delta for a in arrivals]).mean(0)
+        old = self.state.value
+        self.state.value = mean if old is None else self.momentum * old + mean
+        return feddle.Merged(feddle.Weights(model.vector + self.lr * self.state.value, model.buffers), {"own": round})
+
+class NeedsLr:
+    def __init__(self, lr): ...
+    def merge(self, model, arrivals, round): ...
+
+class Fails(FedBuffM):
+    def __init__(self): raise RuntimeError("no luck")
+
+class Empty: ...
+
+class WithParts(MethodOptions):
+    factor: float = 2.0
+
+    def build(self, parts):
+        return FedBuffM(lr=self.factor / parts.clients)
+
+def make_model(classes, channels, width=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28 * channels, width), nn.ReLU(), nn.Linear(width, classes))
+
+def not_a_model():
+    return 3
+
+def stripes(path=None):
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 50, (120, 28, 28), dtype=np.uint8)
+    labels = np.arange(120) // 6 % 2
+    images[labels == 1, :, :14] += 200
+    return {"images": images, "labels": np.array(["plain", "striped"])[labels], "clients": np.arange(120) % 6}
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module in the folder of the test, which is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "feddle_own.py").write_text(CODE)
+    (tmp_path / "feddle_broken.py").write_text("import json\njson.nothing\n")
+    yield "feddle_own"
+    sys.modules.pop("feddle_own", None)
+
+
+def test_momentum_by_hand(own: str) -> None:
+    # the first step is (1, 2, 3); the second is 0.5 · (1, 2, 3) + (1, 0, −1) = (1.5, 1, 0.5)
+    method: Any = ImportedMethod(name=f"{own}:FedBuffM").build(None)  # type: ignore[arg-type]
+    first = method.merge(weights(0.0, 0.0, 0.0), [arrival(1.0, 2.0, 3.0)], 1).weights
+    second = method.merge(first, [arrival(1.0, 0.0, -1.0)], 2).weights
+    assert second.vector.tolist() == [2.5, 3.0, 3.5]
+
+
+def test_arguments_come_from_the_options_and_from_feddle(own: str) -> None:
+    assert called(f"{own}:FedBuffM", {"momentum": 0.1}, {"lr": 3.0, "classes": 2}).lr == 3.0
+    assert called(f"{own}:FedBuffM", {"lr": 4.0}, {"lr": 3.0}).lr == 4.0
+    check_arguments(f"{own}:make_model", ["width"], ["classes", "channels"])
+    assert imported("json:decoder.JSONDecoder") is json.JSONDecoder
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (
+            "feddle_own:FedBufM",
+            "cannot import 'feddle_own:FedBufM': feddle_own has no 'FedBufM'; did you mean 'FedBuffM'?",
+        ),
+        (
+            "feddle_none:X",
+            "there is no module 'feddle_none'; install it, set PYTHONPATH, or start feddle in the folder",
+        ),
+        ("feddle_own.sub:X", "cannot import 'feddle_own.sub:X'"),
+        (
+            "feddle_broken:X",
+            "cannot import 'feddle_broken:X': AttributeError: module 'json' has no attribute 'nothing'",
+        ),
+        ("feddle_own:", "expected an import path such as mypackage.module:Name, got 'feddle_own:'"),
+        ("os.system:('x')", "expected an import path such as mypackage.module:Name"),
+        ("feddle_own:nn", "expected a class or function at 'feddle_own:nn', found module"),
+        ("feddle_own:Empty", "expected a class with merge(model, arrivals, round); add it, or name another"),
+        ({"name": "os:system", "command": "touch executed"}, "os:system: expected a class with merge"),
+        ("feddle_own:NeedsLr", "feddle_own:NeedsLr needs a value for 'lr'; add that key"),
+        ({"name": "feddle_own:FedBuffM", "momentun": 1}, "unknown key 'momentun' of feddle_own:FedBuffM; did you mean"),
+        ({"name": "feddle_own:FedBuffM", "x": 1}, "unknown key 'x' of feddle_own:FedBuffM; it takes momentum, lr"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_a_mistake_is_one_line_that_names_the_key(method: Any, said: str) -> None:
+    with pytest.raises(FeddleError) as caught:
+        parse_config({**TINY, "method": method}, source="mine.yaml")
+    assert str(caught.value).startswith("mine.yaml: method: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not Path("executed").exists()
+
+
+def test_code_that_fails_is_one_line_and_writes_nothing(own: str, tmp_path: Path) -> None:
+    for override, said in (
+        (f"method={own}:Fails", f"{own}:Fails failed: RuntimeError: no luck"),
+        (f"model={own}:not_a_model", "expected a torch.nn.Module, but it returned int"),
+        (f"data={{name: {own}:not_a_model}}", "expected a dict of NumPy arrays"),
+        (f"data={{name: {own}:nothing}}", f"data.name: cannot import '{own}:nothing'"),
+    ):
+        (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+        done = run_feddle("run", "tiny.yaml", "-q", "-o", override, "--out", "failed")
+        assert (done.code, done.err.count("\n")) == (2, 1), done.err
+        assert said in done.err
+        assert not Path("failed").exists()
+
+
+def test_an_options_class_with_build_gets_the_parts(own: str, tmp_path: Path) -> None:
+    run = run_config(tiny(workers=0, method={"name": f"{own}:WithParts", "factor": 10.0}), tmp_path / "run", quiet=True)
+    assert run.server.strategy.lr == 10.0 / 20  # type: ignore[attr-defined]
+
+
+def test_yaml_resume_compare_and_report(own: str, tmp_path: Path) -> None:
+    path = f"{own}:FedBuffM"
+    tree = {**TINY, "workers": 0, "checkpoint": {"every": 1}, "method": {"name": path, "lr": 0.5}}
+    config = tmp_path / "own.yaml"
+    config.write_text(yaml.safe_dump({**tree, "model": {"name": f"{own}:make_model", "width": 6}}))
+    done = run_feddle("run", config, "-q", "--out", "whole")
+    assert done.code == 0, done.err
+    assert yaml.safe_load(Path("whole/config.yaml").read_text())["method"] == {"name": path, "lr": 0.5}
+
+    def stop(line: dict[str, Any]) -> None:
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_config(feddle.load_config(config), "stopped", stop, quiet=True)
+    assert run_feddle("resume", "stopped", "-q").code == 0
+    for name in ("model.safetensors", "history.jsonl"):
+        assert Path("stopped", name).read_bytes() == Path("whole", name).read_bytes()
+    both = run_feddle("compare", config, "--methods", f"fedbuff,{path}", "-q", "--out", "both")
+    assert both.code == 0, both.err
+    assert path in both.out
+    assert Path("both/feddle_own.FedBuffM/result.json").is_file()
+    (tmp_path / "feddle_own.py").unlink()  # a report reads files, it imports nothing
+    sys.modules.pop(own)
+    shown = run_feddle("report", "both", "--out", "page.html")
+    assert shown.code == 0, shown.err
+    assert path in Path("page.html").read_text()
+
+
+def test_reproduce_adds_a_row_and_keeps_it(own: str) -> None:
+    path = f"{own}:FedBuffM"
+    done = reproduce(Path("grid"), "--methods", f"fedbuff,{path}")
+    assert done.code == 0, done.err
+    assert path in done.out
+    again = reproduce(Path("grid"), "--methods", "fedbuff")
+    assert again.code == 0, again.err
+    assert path in again.out
+    assert "are not methods" in run_feddle("reproduce", "components", "--methods", path).err
+
+
+def test_a_source_is_a_function_that_returns_arrays(own: str, tmp_path: Path) -> None:
+    data = {"name": f"{own}:stripes", "image_size": 28, "channels": 1}
+    config = tiny(workers=0, data=data, clients={"count": 6, "per_round": 3}, rounds=10, training={"lr": 0.01})
+    run = run_config(config, tmp_path / "run", quiet=True)
+    assert len(run.problem.clients) == 6
+    assert run.result["accuracy"] > 0.9
+    (source,) = config.sources()
+    assert source.digest() == type(source)(f"{own}:stripes", "anything").digest()  # type: ignore[call-arg]

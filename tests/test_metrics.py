@@ -254,7 +254,7 @@ def test_without_the_new_keys_a_config_keeps_its_hash() -> None:
 @pytest.mark.parametrize("averaging", [0.0, 0.9])
 def test_a_run_that_ends_between_evaluations_measures_its_last_model(averaging: float) -> None:
     labels = (SUM > 0).long()
-    more = {"evaluation": {"every": 3}, "averaging": averaging, "metrics": [bias]}
+    more: dict[str, Any] = {"evaluation": {"every": 3}, "averaging": averaging, "metrics": [bias]}
     run = simulated_run(labels, by_name=True, callbacks=lambda line: line["round"] == 2, **more)
     assert ["test_loss" in line for line in run.history] == [False, False]
     with torch.no_grad():

@@ -191,7 +191,7 @@ class GridRecord(TypedDict, total=False):
     axes: dict[str, list[AxisValue]]
     quick: bool
     asked: list[str]  # the commands that filled it
-    cells: dict[str, CellEntry]
+    cells: Required[dict[str, CellEntry]]
 
 
 class NodeStatus(TypedDict):

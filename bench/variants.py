@@ -1,11 +1,11 @@
 """Compare Feddle's options in whole runs over several seeds with a small network.
 
-Each grid varies options of `experiments/small.yaml`; `directions` and `when` vary those of
-`experiments/few-images.yaml`. Runs are made one after the other, into a folder. Finished runs in the folder are not run again. Prints a table: accuracy in
-per cent (best of the last five evaluations), last accuracy, and accuracy after a quarter of the rounds, each as mean ±
-standard deviation over the seeds. The last column is the CPU time of the server and the clients together, divided by
-that of the first row. For runs with a gate, two more columns have the mean of `gate_cosine` with its standard deviation
-over all merges, and the share of merges with a closed gate.
+Each grid varies options of `experiments/small.yaml`; `directions` and `when` vary those of `experiments/few-
+images.yaml`. Runs are made one after the other, into a folder. Finished runs in the folder are not run again. Prints a
+table: accuracy in per cent (best of the last five evaluations), last accuracy, and accuracy after a quarter of the
+rounds, each as mean ± standard deviation over the seeds. The last column is the CPU time of the server and the clients
+together, divided by that of the first row. For runs with a gate, two more columns have the mean of `gate_cosine` with
+its standard deviation over all merges, and the share of merges with a closed gate.
 """
 
 import argparse

@@ -11,7 +11,7 @@ import yaml
 
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, Metric
-from feddle.records import CONFIG, GRID, AxisValue, CellEntry, GridRecord, RunRecord, finite, read_grid_record, read_run
+from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite, read_grid_record, read_run
 from feddle.report.numbers import Spread, listed, spread_of
 
 CENTER = "center"
@@ -194,8 +194,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     labels = _labels([group[0] for group in members])
     cells = [Cell(label, {"key": {"method": label}}, group) for label, group in zip(labels, members, strict=True)]
     cells.sort(key=_goodness, reverse=True)
-    rows: list[AxisValue] = [{"value": cell.name, "words": cell.name} for cell in cells]
-    record: GridRecord = {"grid": "runs", "cells": {}, "axes": {"method": rows}}
+    record: GridRecord = {"grid": "runs", "axes": {"method": [{"value": c.name, "words": c.name} for c in cells]}}
     panels = [replace(panel, leader=cells[0].name) for panel in _panels(record, cells)]
     named = [(cell.name, run) for cell in cells for run in cell.runs]
     commands = [(name, shlex.join(["feddle", "run", str(run.folder / CONFIG)])) for name, run in named]

@@ -70,7 +70,7 @@ def _grid(grid: Grid, target: float | None) -> list[Markup | None]:
     shown = [panel for panel in grid.panels if panel.runs]
     sections = [section for panel in shown for section in _panel(grid, panel, target)]
     again = "Finished runs are not run again; stopped runs continue. The same cell and seed give the same number. "
-    note = (again if grid.record["cells"] else "") + versions(grid.runs)
+    note = (again if "cells" in grid.record else "") + versions(grid.runs)
     return [_opening(grid), *sections, _left_out(grid), _configs(grid), commands_section(grid.commands, note.strip())]
 
 

@@ -1,11 +1,11 @@
 """Compare Feddle's options in whole runs over several seeds with a small network.
 
-Each grid varies options of `experiments/small.yaml`; `directions` varies those of `experiments/few-images.yaml`. Runs
-are made one after the other, into a folder. Finished runs in the folder are not run again. Prints a table: accuracy in
-per cent (best of the last five evaluations), last accuracy, and accuracy after a quarter of the rounds, each as mean ±
-standard deviation over the seeds. The last column is the CPU time of the server and the clients together, divided by
-that of the first row. For runs with a gate, two more columns have the mean of `gate_cosine` with its standard deviation
-over all merges, and the share of merges with a closed gate.
+Each grid varies options of `experiments/small.yaml`; `directions` and `when` vary those of `experiments/few-
+images.yaml`. Runs are made one after the other, into a folder. Finished runs in the folder are not run again. Prints a
+table: accuracy in per cent (best of the last five evaluations), last accuracy, and accuracy after a quarter of the
+rounds, each as mean ± standard deviation over the seeds. The last column is the CPU time of the server and the clients
+together, divided by that of the first row. For runs with a gate, two more columns have the mean of `gate_cosine` with
+its standard deviation over all merges, and the share of merges with a closed gate.
 """
 
 import argparse
@@ -21,12 +21,39 @@ from feddle.run.folder import run_config
 from feddle.run.load import load_config
 
 CONFIG = Path("experiments/small.yaml")
-CONFIGS = {"directions": Path("experiments/few-images.yaml")}  # other grids use CONFIG
+FEW = Path("experiments/few-images.yaml")
+CONFIGS = {"directions": FEW, "when": FEW}  # other grids use CONFIG
 OUTSIDE = ["data.server.name=cifar-10", "data.server.samples=50000", "data.channels=3", "data.image_size=32"]
 _SERVER = "method.server_anchor={epochs: 1, holdout: 0}"
 _STEP = "method.fallback={{name: fedbuff, buffer_size: null, staleness: {}}}"
 _WIDE = ["method.coefficients=class", "method.server_anchor={holdout: 0}"]
 _STILL = ["method.server_anchor={holdout: 0}", "method.search.lr=1e-9"]
+_SETTINGS = {  # what differs from 100 server images, Dir(0.1), σ = 10 and honest clients with correct labels
+    "100 server images": [],
+    "1000 server images": ["data.server.samples=1000"],
+    "30 server images": ["data.server.samples=30"],
+    "no delays": ["delays.sigma=0"],
+    "σ = 20": ["delays.sigma=20"],
+    "Dir(1)": ["data.partition.alpha=1"],
+    "20 % random labels": ["data.label_noise=0.2"],
+    "10 % hostile": ["attack={name: sign-flip, share: 0.1}"],
+    "30 % hostile": ["attack={name: sign-flip, share: 0.3}"],
+}
+_PASSES = {"1000 server images": 1, "30 server images": 34}  # of fine-tuning: 1000 images per round, as in feddle+
+
+
+def _rivals(setting: str) -> Mapping[str, Sequence[str]]:
+    """The methods that are compared in a setting. Center depends only on the server's images, FedBuff not on them."""
+    tuned = f"method={{name: fed+ft, base: fedbuff, epochs: {_PASSES.get(setting, 10)}}}"
+    return {
+        **({"center": ["method=center"]} if "server images" in setting else {}),
+        **({"fedbuff": ["method=fedbuff"]} if setting not in _PASSES else {}),
+        "fed+ft on FedBuff": [tuned],
+        "feddle": [],
+        "feddle+": ["method=feddle+"],
+    }
+
+
 GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "searches": {
         "paper: Adam 1e-3, 1 pass": ["method.search={name: paper, lr: 0.001}"],
@@ -57,6 +84,11 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "and calibrated anchors": [*_STILL, _STEP.format("constant"), "method.anchors=calibrated"],
         "class, server anchor, no staleness weight": [*_WIDE, _STEP.format("constant")],
         "feddle+": ["method=feddle+"],
+    },
+    "when": {
+        f"{setting}, {method}": [*where, *overrides]
+        for setting, where in _SETTINGS.items()
+        for method, overrides in _rivals(setting).items()
     },
     "storage": {
         "float32": ["method.storage=float32"],

@@ -126,7 +126,7 @@ BAD: list[tuple[str, str]] = [
     ("rounds=0", "rounds: input should be greater than or equal to 1, got 0"),
     ("data.partition.alpha=0", "data.partition.alpha: input should be greater than 0, got 0"),
     ("data.partition.alpha=.nan", "data.partition.alpha: input should be"),
-    ("clients.per_round=600", "clients: per_round is 600, but there are only 20 clients"),
+    ("clients.per_round=600", "clients: per_round is 600, but count is 20"),
     ("data=3", "data: input should be a valid dictionary"),
     ("rounds", "an override is KEY=VALUE"),
     ("data.server.samples=359", "data.server.samples must be less than the 359 images that"),
@@ -466,17 +466,17 @@ def strategy_of(**method: Any) -> Any:
 
 def test_the_options_of_the_other_methods_reach_them() -> None:
     fedasync = strategy_of(name="fedasync", alpha=0.9, exponent=0.1)
-    assert (fedasync.alpha, fedasync.exponent) == (0.9, 0.1)
+    assert (fedasync.options.alpha, fedasync.options.exponent) == (0.9, 0.1)
     ca2fl = strategy_of(name="ca2fl", buffer_size=3, lr=0.5)
-    assert (ca2fl.buffer_size, ca2fl.lr, ca2fl.state.cache.clients) == (3, 0.5, 20)
+    assert (ca2fl.options.buffer_size, ca2fl.options.lr, ca2fl.state.cache.clients) == (3, 0.5, 20)
     fadas = strategy_of(name="fadas", buffer_size=3, lr=0.5, beta1=0.1, beta2=0.2, epsilon=0.3, delay_threshold=4)
     assert (fadas.options.buffer_size, fadas.options.lr, fadas.options.delay_threshold) == (3, 0.5, 4)
     assert (fadas.options.beta1, fadas.options.beta2, fadas.options.epsilon) == (0.1, 0.2, 0.3)
     center = strategy_of(name="center", lr=0.5, epochs=7, batch_size=3)
     assert (center.recipe, center.rounds) == (Recipe(lr=0.5, epochs=7, batch_size=3), 4)
     tuned = strategy_of(name="fed+ft", base={"name": "fedbuff", "buffer_size": 3}, lr=0.5, epochs=7, batch_size=3)
-    assert (tuned.recipe, tuned.base.buffer_size) == (Recipe(lr=0.5, epochs=7, batch_size=3), 3)
-    assert strategy_of(name="fed+ft", base={"late": "add_deltas"}).base.late == "add_deltas"
+    assert (tuned.recipe, tuned.base.options.buffer_size) == (Recipe(lr=0.5, epochs=7, batch_size=3), 3)
+    assert strategy_of(name="fed+ft", base={"late": "add_deltas"}).base.options.late == "add_deltas"
     hfcl = strategy_of(name="hfcl", late="average_models")
     assert (hfcl.late, hfcl.recipe) == ("average_models", Recipe(epochs=1))
     feddf = strategy_of(name="feddf", late="add_deltas", lr=0.5, epochs=7, temperature=3, average="losses", patience=2)
@@ -484,7 +484,7 @@ def test_the_options_of_the_other_methods_reach_them() -> None:
     assert (feddf.options.temperature, feddf.options.average, feddf.options.patience) == (3.0, "losses", 2)
     convex = strategy_of(name="convex", lr=0.5, epochs=7, batch_size=3)
     assert (convex.lr, convex.epochs, convex.batch_size) == (0.5, 7, 3)
-    assert strategy_of(name="median", lr=0.5).lr == 0.5
+    assert strategy_of(name="median", lr=0.5).options.lr == 0.5
     calibrated = strategy_of(name="feddle", anchors="calibrated").anchors
     assert isinstance(calibrated, CalibratedAnchors)
 
@@ -625,7 +625,7 @@ def test_bring_your_own_method() -> None:
 def test_the_library_speaks_of_mistakes_in_one_line() -> None:
     with pytest.raises(FeddleError, match=r"simulate: unknown key 'ronds'; did you mean 'rounds'\?"):
         feddle.simulate(Net(), [cloud(5, 0)], per_round=1, ronds=3)
-    with pytest.raises(FeddleError, match="per_round is 10, but there are only 1 clients"):
+    with pytest.raises(FeddleError, match="per_round is 10, but count is 1"):
         feddle.simulate(Net(), [cloud(5, 0)])
     with pytest.raises(FeddleError, match="expected a map-style torch Dataset"):
         feddle.simulate(Net(), [[1, 2]], per_round=1)  # type: ignore[list-item]

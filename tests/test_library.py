@@ -31,7 +31,7 @@ MODELS: dict[str, tuple[Any, str]] = {
     ),
     "on the meta device": (
         lambda: nn.Linear(2, 2, device="meta"),
-        "is on the meta device, so it has no weights; run it once on an input, or load them",
+        "is on the meta device, so it has no weights; run it once on an input, or load its weights",
     ),
     "frozen": (lambda: Net().requires_grad_(False), "every parameter is frozen; set requires_grad"),
     "without parameters": (nn.Flatten, "expected trainable parameters, but the model has none"),

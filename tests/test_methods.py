@@ -118,7 +118,7 @@ def test_the_cache_says_when_there_is_no_room_and_who_is_too_many(
     cache = ClientCache(2, 3, limit=0, folder=tmp_path)
     for client in (7, 8):
         cache.put(client, torch.ones(3))
-    with pytest.raises(FeddleError, match="at most 2 clients, but client 9 is one more"):
+    with pytest.raises(FeddleError, match=r"more than 2 clients sent updates \(client 9 is new\)"):
         cache.put(9, torch.ones(3))
 
     def full(*_: object) -> int:

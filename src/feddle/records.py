@@ -377,9 +377,10 @@ def parse_line(text: str) -> HistoryLine:
 
 
 def read_grid_record(folder: Path) -> GridRecord:
-    """The record of a grid; ValueError if it is damaged."""
+    """The record of a grid; ValueError or KeyError if it is damaged."""
     try:
-        return TypeAdapter(GridRecord).validate_python(json.loads((folder / GRID).read_bytes()), strict=True)
+        found = TypeAdapter(GridRecord).validate_python(json.loads((folder / GRID).read_bytes()), strict=True)
+        return {**found, "cells": found["cells"]}
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

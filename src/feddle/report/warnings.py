@@ -78,7 +78,7 @@ def _setting(grid: Grid) -> list[str]:
     if other := [cell.name for cell in cells if cell.has_other_config]:
         found.append(f"Run with another config than the one in the grid: {listed(other, _MOST)}.")
     tables = [cell for cell in cells if "config" in cell.entry]  # single runs have no record
-    if unknown := [cell.name for cell in tables if any(not run.made and not run.status for run in cell.runs)]:
+    if unknown := [cell.name for cell in tables if any("data" not in run.made and not run.status for run in cell.runs)]:
         found.append(f"Without a record of config and data, so the setting is unknown: {listed(unknown, _MOST)}.")
     return found
 

@@ -475,7 +475,7 @@ def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     text = " ".join(lead(grid))
     assert "Feddle-Id reaches 75.0% and Feddle-Ood reaches 65.0% on average over the settings; " in text
-    assert "Leads that the test images and seeds support: Feddle-Id in 2 of 2 settings." in text
+    assert "Leads that the test examples and seeds support: Feddle-Id in 2 of 2 settings." in text
     assert "2 of the other 3 are above Center (60.0%)" in text
     assert "7 of 8 cells are finished, 1 left out" in text
     assert "within two points of its number, and on average" in text

@@ -114,7 +114,7 @@ def test_bold_is_the_best_with_and_the_best_without_data_at_the_server(tmp_path:
     shown = results(grid, grid.panels[0]).rows
     assert [row.label for row in shown if row.entries[0].best] == ["Feddle-Id", "Feddle-Ood"]
     assert headline(grid) == "Feddle-Id leads in 2 of 2 settings"
-    assert "the highest of the methods with and of those without in-domain data" in legend(grid)
+    assert "the best of the methods with and of those without in-domain data" in legend(grid)
 
 
 def test_center_is_bold_only_where_it_is_best(tmp_path: Path) -> None:

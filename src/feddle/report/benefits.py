@@ -5,7 +5,7 @@ from statistics import fmean, median
 
 from feddle.core.metrics import ACCURACY, Metric, metric_named
 from feddle.records import ClientScores, RunRecord
-from feddle.report.evidence import differs, only, right_by_client
+from feddle.report.evidence import differs, have_same_tests, only, right_by_client
 from feddle.report.grid import Grid, Panel
 from feddle.report.markup import Markup, each, element, folded, join, table
 from feddle.report.numbers import NONE, binomial_interval, counted, listed
@@ -27,8 +27,12 @@ Section = tuple[str, str, Sequence[Markup | None]]
 
 def benefits(panel: Panel) -> list[Section]:
     """The sections of a panel, as title, text and content. A panel with several columns has none."""
-    runs = _runs(panel)
-    return [_clients_section(panel, runs), _last_section(runs), _classes_section(runs)] if runs else []
+    if not (runs := _runs(panel)):
+        return []
+    seed = next(f" All numbers are those of seed {run.config.get('seed')}." for run in runs.values())
+    seed = seed if _has_seeds(panel) else ""
+    sections = [_clients_section(panel, runs), _last_section(runs), _classes_section(runs)]
+    return [(title, text + seed, content) for title, text, content in sections]
 
 
 def joining(grid: Grid) -> list[str]:
@@ -66,7 +70,13 @@ def _joining(panel: Panel) -> list[str]:
     alone = next((label for label in found if runs[label].method == LOCAL), None)
     if alone is None or found[alone]["measured_on"] == "train":
         return []
-    return [_verdict(label, found[label], found[alone]) for label in found if label != alone]
+    same = [label for label in found if label != alone and have_same_tests(runs[label], runs[alone])]
+    seed = f"Seed {runs[alone].config.get('seed')}: " if _has_seeds(panel) else ""
+    return [seed + _verdict(label, found[label], found[alone]) for label in same]
+
+
+def _has_seeds(panel: Panel) -> bool:
+    return any(len(cell.runs) > 1 for cell in panel.cells.values())
 
 
 def _verdict(label: str, joined: ClientScores, alone: ClientScores) -> str:
@@ -116,7 +126,6 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
     first = next(iter(found.values()))
     metric, told = metric_named(first["metric"]), _joining(panel)
     alone = any(runs[label].method == LOCAL for label in found)
-    seed = next((str(run.config.get("seed")) for run in runs.values()), "") if _has_seeds(panel) else ""
     text = [
         f"{metric.words} of the last model for each client. {_MEASURED[first['measured_on']]}",
         f"{len(first['clients'])} of {first['of']} clients, drawn at random."
@@ -126,14 +135,9 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
         if alone
         else "To compare with clients that train alone, run the method local too (feddle compare --methods …,local).",
         _about_clear(list(found.values())) if told and metric == ACCURACY else "",
-        f"Of seed {seed}." if seed else "",
     ]
     parts = [each("p", told), _spread_table(found, metric), _client_table(found, metric)]
     return "Who benefits", " ".join(filter(None, text)), parts
-
-
-def _has_seeds(panel: Panel) -> bool:
-    return any(len(cell.runs) > 1 for cell in panel.cells.values())
 
 
 def _about_clear(found: Sequence[ClientScores]) -> str:

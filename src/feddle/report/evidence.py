@@ -105,10 +105,10 @@ def difference(first: Cell, second: Cell) -> Evidence:
     if votes:
         # The mean over seeds, not the sum: the seeds share test examples, so these are not new evidence.
         more, less, tests = (round(fmean(counts)) for counts in zip(*votes, strict=True))
-        examples = f"{tests:,} test examples"
-        said.append(f"exact paired test of the last models on {examples}: p = {exact_p(more, less):.2g}")
+        examples, p = f"{tests:,} test examples", f"p = {exact_p(more, less):.2g}"
         if not differs(more, less) or more < less:
-            return Evidence(False, f"no difference that {examples} can show", said[0])
+            return Evidence(False, f"no difference that {examples} can show", f"exact paired test: {p}")
+        said.append(f"exact paired test of the last models on {examples}: {p}")
     if len(pairs) > 1:
         above, ends = _over_seeds(pairs, first.metric)
         seeds = f"95 % interval of the difference over {len(pairs)} seeds: {ends}"
@@ -133,7 +133,7 @@ def _votes(first: RunRecord, second: RunRecord) -> tuple[int, int, int] | None:
     If every client has its own model (`local`), they are the test examples of the clients that both runs measured.
     """
     one, other, tests = first.correct, second.correct, first.data.get("test")
-    if any(first.data.get(key) != second.data.get(key) for key in ("test", "digest")):
+    if not have_same_tests(first, second):
         return None
     if one is not None and other is not None and tests is not None:
         return (*only(one, other), tests)
@@ -143,6 +143,12 @@ def _votes(first: RunRecord, second: RunRecord) -> tuple[int, int, int] | None:
         return None
     more, less = zip(*(only(ours[client].bits, theirs[client].bits) for client in shared), strict=True)
     return sum(more), sum(less), sum(ours[client].tests for client in shared)
+
+
+def have_same_tests(first: RunRecord, second: RunRecord) -> bool:
+    """Whether two runs have the same test examples, as far as is known."""
+    same = (first.data.get(key) == second.data.get(key) for key in ("test", "digest"))
+    return str(first.config.get("seed")) == str(second.config.get("seed")) and all(same)
 
 
 def only(one: int, other: int) -> tuple[int, int]:

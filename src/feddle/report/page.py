@@ -94,7 +94,6 @@ def _section(title: str, panel: Panel | None, text: str, *parts: Markup | None) 
 def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None]:
     one = len(panel.columns) == 1
     differing = [key for key in ("network", "rounds", "training") if key in differences(grid.runs)]
-    ranked = html_table(results(grid, panel), table_notes(grid, panel), "" if one else " cells")
     curves = _curves(grid, panel) or [element("p", "The curves appear with the first evaluation.", class_="quiet")]
     which = "as requested" if target is not None else "the median of the column without Center"
     note = (
@@ -104,9 +103,12 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     )
     priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
     partitions = client_figures(panel)
+    counts = examples(panel.runs)
+    notes = [*([counts] if counts and not partitions else []), *table_notes(grid, panel)]
+    ranked = html_table(results(grid, panel), notes, "" if one else " cells")
     others = folded(f"{len(partitions) - 1} more", *partitions[1:]) if partitions[1:] else None
     return [
-        _section("Clients and classes", panel, examples(panel.runs), *partitions[:1], others),
+        _section("Clients and classes", panel, counts, *partitions[:1], others),
         _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
         *(_section(title, panel, text, *parts) for title, text, parts in benefits(panel)),
         _section(f"{panel.metric.words} over rounds", panel, _about_curves(panel), *curves),

@@ -30,7 +30,7 @@ _KEY = re.compile(r"\{([\w.]+)(:%)?\}")
 def setting(runs: Sequence[RunRecord]) -> str:
     """The facts that all runs share, and the names of those that differ."""
     differing = differences(runs)
-    shared = [text for key, text in facts(runs[0].config).items() if key not in differing] if runs else []
+    shared = [text for key, text in facts(runs[0]).items() if key not in differing] if runs else []
     same = f"Setting: {', '.join(shared)}." if shared else ""
     other = f"The runs differ in {listed(differing)}." if differing else ""
     return " ".join(filter(None, (same, other)))
@@ -38,21 +38,24 @@ def setting(runs: Sequence[RunRecord]) -> str:
 
 def differences(runs: Sequence[RunRecord]) -> list[str]:
     """The names of the facts that differ between runs."""
-    found = [facts(run.config) for run in runs]
+    found = [facts(run) for run in runs]
     keys = dict.fromkeys(key for each in found for key in each)
     return [key for key in keys if len({each.get(key) for each in found}) > 1]
 
 
 def really_run(panel: Panel, keys: Sequence[str]) -> str:
     """These facts as the configs of a panel's runs have them, which may differ from its headings."""
-    found = [facts(run.config) for run in panel.runs]
+    found = [facts(run) for run in panel.runs]
     each = [[text for fact in found if (text := fact.get(key))] for key in keys]
     phrases = [listed(texts) for texts in each if texts]
     return f"Run: {', '.join(phrases)}." if phrases else ""
 
 
-def facts(config: Mapping[str, Any]) -> dict[str, str]:
+def facts(run: RunRecord) -> dict[str, str]:
     """The setting of a run as phrases. Facts that its config does not have are left out."""
+    config, natural = run.config, run.data.get("clients") if run.data.get("names") else None
+    if natural is not None and isinstance(config.get("clients"), Mapping):  # of which the config has only a limit
+        config = {**config, "clients": {**config["clients"], "count": natural}}
     found = {name: [_filled(part, config) for part in parts] for name, parts in _FACTS.items()}
     return {name: "".join(texts) for name, texts in found.items() if texts[0]}
 

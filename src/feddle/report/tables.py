@@ -9,7 +9,7 @@ from feddle.records import RunRecord
 from feddle.report.evidence import standing
 from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel
 from feddle.report.numbers import NONE, Spread, duration, listed, mean_of, megabytes, percent, signed, spread_text
-from feddle.report.setting import differences, examples, facts, remarks
+from feddle.report.setting import differences, facts, remarks
 
 QUICK = (
     "Quick runs: a small network, few rounds, and delays shortened in proportion. They show that everything works. They"
@@ -127,7 +127,7 @@ def _measure(runs: Sequence[RunRecord], head: str) -> Entry:
 def _row_notes(grid: Grid, cell: Cell) -> list[str]:
     """The facts in which a row differs from the others, and remarks about its runs."""
     differing = differences(grid.runs)
-    own = [found for key in differing if len(found := {facts(run.config).get(key) for run in cell.runs}) == 1]
+    own = [found for key in differing if len(found := {facts(run).get(key) for run in cell.runs}) == 1]
     setting = ", ".join(text for found in own for text in found if text)
     return [text for text in dict.fromkeys([setting, *(text for run in cell.runs for text in remarks(run))]) if text]
 
@@ -203,8 +203,7 @@ def table_notes(grid: Grid, panel: Panel) -> list[str]:
     """All notes below the table of results."""
     heads = [text for axis, text in _HEADS.items() if len(panel.columns) > 1 and axis in panel.columns[0]]
     measures = [_MEASURES[head][2] for head in _shown_measures(panel) if len(panel.columns) == 1]
-    counts = examples(panel.runs)
-    return [*([counts] if counts else []), *heads, " ".join(filter(None, [legend(grid), *measures])), *footnotes(grid)]
+    return [*heads, " ".join(filter(None, [legend(grid), *measures])), *footnotes(grid)]
 
 
 def cost(panel: Panel, requested: float | None) -> Table:

@@ -233,6 +233,7 @@ def _check_model(model: nn.Module) -> None:
     if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
         found = "has lazy layers or is on the meta device, so it has no weights"
         raise FeddleError(f"simulate: the model {found}; run it once on an input, or load its weights")
+    Layout.of(model)  # refuses a model without trainable parameters
 
 
 def simulated(

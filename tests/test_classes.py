@@ -11,10 +11,12 @@ from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection, Labelled, with_classes
 from feddle.data.options import Data
 from feddle.grids.cells import config_hash
+from feddle.records import read_run
 from feddle.report.setting import facts
 from feddle.run.load import parse_config
 from feddle.run.problem import build_collection, build_problem
 from feddle.run.simulate import simulated
+from test_report import make_run
 from tiny import TINY, tiny
 
 EVEN, ODD = [0, 2, 4, 6, 8], [1, 3, 5, 7, 9]
@@ -107,7 +109,11 @@ def test_without_classes_a_config_keeps_its_hash_and_with_them_its_file() -> Non
     chosen = tiny(data=digits({"name": "digits", "classes": ODD}, classes=["1", 2]))
     assert config_hash(chosen) != config_hash(tiny())
     assert parse_config(chosen.model_dump(mode="json")) == chosen
-    assert facts(tiny(data=digits(classes=[1, 2])).model_dump(mode="json"))["data set"] == "digits (classes 1, 2)"
+
+
+def test_the_setting_of_a_run_names_the_classes(tmp_path: Path) -> None:
+    config = tiny(data=digits(classes=[1, 2])).model_dump(mode="json")
+    assert facts(read_run(make_run(tmp_path / "run", config=config)))["data set"] == "digits (classes 1, 2)"
 
 
 def test_other_classes_guide_the_clients() -> None:

@@ -91,6 +91,44 @@ def test_several_seeds_need_a_difference_that_is_larger_than_their_spread(tmp_pa
     assert headline(wide) == "No difference that 3 seeds can show"
 
 
+def test_an_error_needs_several_seeds_and_lower_is_better(tmp_path: Path) -> None:
+    # the errors are lower by 1, 0.9 and 1.1: 1 ± 4.303 · 0.1 / √3 is above 0
+    runs: dict[str, list[Path]] = {"low": [], "high": []}
+    for seed, lower in enumerate((1.0, 0.9, 1.1)):
+        for method, error in (("low", 3 - lower), ("high", 3.0)):
+            folder = make_run(tmp_path / f"{method}{seed}", method, [], config={"seed": seed}, tests=0)
+            (folder / "history.jsonl").write_text(json.dumps({"round": 1, "mae": error}) + "\n")
+            (folder / "result.json").write_text(json.dumps({"method": method, "metric": "mae", "mae": error}))
+            runs[method].append(folder)
+    several = grid_of_runs([*runs["high"], *runs["low"]])
+    assert headline(several) == "low leads with a mean absolute error of 2"
+    assert "ahead of high (3). 95 % interval of the difference over 3 seeds: 0.752 to 1.25." in lead(several)[0]
+    one = grid_of_runs([runs["high"][0], runs["low"][0]])
+    assert headline(one) == "No lead is named, because one seed cannot show a difference of mean absolute error"
+
+
+def test_runs_with_different_metrics_have_no_winner(tmp_path: Path) -> None:
+    other = make_run(tmp_path / "b", "b", [0.5])
+    (other / "history.jsonl").write_text(json.dumps({"round": 1, "f1": 0.5}) + "\n")
+    (other / "result.json").write_text(json.dumps({"metric": "f1", "f1": 0.5, "finished": True}))
+    grid = grid_of_runs([make_run(tmp_path / "a", "a", [0.9]), other])
+    assert headline(grid) == "No winner: the runs are measured by accuracy and f1"
+
+
+def test_models_of_single_clients_are_compared_on_their_own_examples(tmp_path: Path) -> None:
+    # client 0: 9 gains, no loss; client 1: 1 loss. 9 against 1: p = 2 · (1 + 10) / 2¹⁰ = 0.021
+    bits = {"feddle": ["1ff", "0"], "local": ["0", "1"]}
+    for method, correct in bits.items():
+        scores = {"scores": [0.5, 0.5], "mean": 0.5, "worst_tenth": 0.5, "correct": correct}
+        clients = {"metric": "accuracy", "measured_on": "test", "of": 2, "clients": [0, 1], "names": []}
+        clients |= {"examples": [20, 20], "tested": [20, 20], **scores}
+        result = {"clients": clients, **({"correct": None} if method == "local" else {})}
+        make_run(tmp_path / method, method, [0.6 if method == "feddle" else 0.4], result=result)
+    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    assert headline(grid) == "feddle leads by 20.0 points"
+    assert "on 40 test examples: p = 0.021." in lead(grid)[0]
+
+
 def test_seeds_do_not_replace_test_images(tmp_path: Path) -> None:
     # the same image of sixty for each seed: the spread over seeds is zero, and still it is one image
     runs = [*seeds_of(tmp_path, "a", [55 / 60] * 3, tests=60), *seeds_of(tmp_path, "b", [54 / 60] * 3, tests=60)]
@@ -190,6 +228,16 @@ def test_the_classes_of_the_clients_are_the_first_section(tmp_path: Path) -> Non
     assert "client 2: 2 of class 1, 1 of class 0" in document.inside("li")
     assert {"class 0", "class 1", "0", "2"} <= set(document.inside("span"))
     assert " Number of training examples of each client and class." in document.inside("figcaption")
+
+
+def test_clients_and_classes_have_names(tmp_path: Path) -> None:
+    run = with_clients(tmp_path / "a", [[5, 0], [0, 7]])
+    data = json.loads((run / "data.json").read_text()) | {"names": ["north", "south"], "classes": ["ill", "well"]}
+    (run / "data.json").write_text(json.dumps(data))
+    html = page([grid_of_runs([run])])
+    assert {"ill", "well", "north", "south"} <= set(Document(html).inside("span"))
+    assert "south: 7 of well" in Document(html).inside("li")
+    assert "2 clients (10 per round)" in html, "the config only has a limit of natural clients"
 
 
 def test_of_many_clients_some_are_shown_and_outliers_are_clipped(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def _lack(pairs: Sequence[object], metric: Metric) -> str:
     if not pairs:
         return "the runs have no seed in common"
     if metric != ACCURACY:
-        return f"one seed cannot show a difference of {metric.words[0].lower()}{metric.words[1:]}"
+        return f"one seed cannot show a difference of {metric.words.lower()}"
     return "it is not recorded which test examples are right"
 
 

@@ -101,7 +101,7 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
     if not found:
         return "Clients", "", []
     first = next(iter(found.values()))
-    metric, told = metric_named(first["metric"]), _joining(panel)
+    metric, sentences = metric_named(first["metric"]), _joining(panel)
     alone = any(runs[label].method == LOCAL for label in found)
     text = [
         f"{metric.words} of the last model for each client. {_MEASURED[first['measured_on']]}",
@@ -113,7 +113,7 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
         else "To compare with clients that train alone, run the method local too (feddle compare --methods …,local).",
         "A difference is called clear from six test examples up; a smaller one may be chance." if alone else "",
     ]
-    parts = [each("p", told), _spread_table(found, metric), _client_table(found, metric)]
+    parts = [each("p", sentences), _spread_table(found, metric), _client_table(found, metric)]
     return "Who benefits", " ".join(filter(None, text)), parts
 
 

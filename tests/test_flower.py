@@ -1077,7 +1077,7 @@ def test_an_app_to_start_from(tmp_path: Path) -> None:
         ("rounds", "an override is KEY=VALUE"),
         ("rounds=[", "the value of rounds is not valid YAML"),
         ("out=runs/mine", "expected the run folder as --out"),
-        ("clients.per_round=9", "there are only 3 clients"),
+        ("clients.per_round=9", "count is 3"),
     ],
 )
 def test_up_starts_nothing_for_settings_that_are_wrong(tmp_path: Path, option: str, text: str) -> None:

@@ -244,7 +244,10 @@ def test_celeba_has_one_client_per_person(tmp_path: Path) -> None:
         (lambda f: (f / "all_data" / "all_data.json").write_text("{}"), "not in LEAF's layout: KeyError 'users'"),
         (lambda f: write_leaf(f / "all_data", {"7": ([0.5], [1])}, "all_data.json"), "should name image files"),
         (lambda f: write_leaf(f / "all_data", {"7": (["a"], [-1])}, "all_data.json"), "7 has the label -1"),
-        (lambda f: write_leaf(f / "all_data", {"7": (["a"], [1, 1])}, "all_data.json"), "holds 1 with 2 labels"),
+        (
+            lambda f: write_leaf(f / "all_data", {"7": (["a"], [1, 1])}, "all_data.json"),
+            "user_data has 1 images and 2 labels",
+        ),
     ],
 )
 def test_broken_leaf_files_are_reported(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
@@ -366,5 +369,5 @@ def test_there_is_nothing_to_fetch_of_data_of_your_own() -> None:
     said = run_feddle("data", "fetch", "csv")
     assert (said.code, said.err) == (
         2,
-        "feddle: csv is your own data, there is nothing to fetch; feddle run --data PATH\n",
+        "feddle: csv means your own data, so there is nothing to fetch; use feddle run --data PATH\n",
     )

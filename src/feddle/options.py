@@ -69,7 +69,7 @@ class Options(BaseModel):
 
 
 class Imported(Options):
-    """Code of your own, by its import path. All other keys are its keyword arguments."""
+    """Custom code, named by its import path. All other keys are its keyword arguments."""
 
     model_config = ConfigDict(extra="allow")
     offers: ClassVar[tuple[str, ...]] = ()  # arguments that feddle supplies to code that takes them

@@ -1,4 +1,4 @@
-"""Objects of your own code, named by an import path such as `mypackage.module:Name`."""
+"""Custom objects, named by an import path such as `mypackage.module:Name`."""
 
 import inspect
 import os
@@ -28,7 +28,7 @@ def imported(path: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             where = "install it, set PYTHONPATH, or start feddle in the folder that holds it"
             raise FeddleError(f"cannot import {path!r}: there is no module {error.name!r}; {where}") from error
-        raise FeddleError(f"cannot import {path!r}: {told(error)}; correct that module") from error
+        raise FeddleError(f"cannot import {path!r}: {error_text(error)}; correct that module") from error
     for part in name.split("."):
         if not hasattr(found, part):
             known = [each for each in dir(found) if not each.startswith("_")]
@@ -47,7 +47,7 @@ def called(path: str, arguments: Mapping[str, Any], offers: Mapping[str, Any] | 
     except FeddleError:
         raise
     except Exception as error:  # code of the user may raise anything; --debug shows the traceback
-        raise FeddleError(f"{path} failed: {told(error)}; correct it or its options") from error
+        raise FeddleError(f"{path} failed: {error_text(error)}; correct it or its options") from error
 
 
 def check_arguments(path: str, arguments: Iterable[str], offers: Iterable[str] = ()) -> None:
@@ -66,7 +66,7 @@ def check_arguments(path: str, arguments: Iterable[str], offers: Iterable[str] =
             raise FeddleError(f"{path} needs a value for {name!r}; add that key")
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """An error of the user's code in one line."""
     return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
 

@@ -1,4 +1,4 @@
-"""A source of your own: a function that returns arrays, named by its import path."""
+"""A custom source: a function that returns arrays, named by its import path."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A method of your own, named by its import path."""
+"""A custom method, named by its import path."""
 
 from pydantic import model_validator
 
@@ -9,7 +9,7 @@ from feddle.training.parts import Parts
 
 
 class ImportedMethod(MethodOptions, Imported):
-    """A method of your own: a class with `merge`, by its import path. All other keys are its arguments."""
+    """A custom method: a class with `merge`, by its import path. All other keys are its arguments."""
 
     @model_validator(mode="after")
     def _merges(self) -> "ImportedMethod":

@@ -157,7 +157,9 @@ def config_of_timm(state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> 
         side = math.isqrt(state["pos_embed"].shape[1] - 1)
         hidden = state["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError, IndexError) as error:
-        wrong = "one of patch_embed.proj.weight, pos_embed and blocks.0.mlp.fc1.weight is missing or misshaped"
+        wrong = (
+            "one of patch_embed.proj.weight, pos_embed and blocks.0.mlp.fc1.weight is missing or has the wrong shape"
+        )
         raise Unusable(f"it is not a plain ViT, {wrong}") from error
     return {
         "hidden_size": width,

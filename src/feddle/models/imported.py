@@ -1,4 +1,4 @@
-"""A model of your own, named by its import path."""
+"""A custom model, named by its import path."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from feddle.options import Imported
 
 
 class ImportedModel(ModelOptions, Imported):
-    """A model of your own: a function or class that makes it, by its import path. All other keys are its arguments.
+    """A custom model: a function or class that makes it, by its import path. All other keys are its arguments.
 
     It also gets those of `classes`, `image_size` and `channels` that are among its parameters.
     """

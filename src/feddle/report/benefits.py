@@ -124,7 +124,7 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
     if not found:
         return "Clients", "", []
     first = next(iter(found.values()))
-    metric, told = metric_named(first["metric"]), _joining(panel)
+    metric, sentences = metric_named(first["metric"]), _joining(panel)
     alone = any(runs[label].method == LOCAL for label in found)
     text = [
         f"{metric.words} of the last model for each client. {_MEASURED[first['measured_on']]}",
@@ -136,7 +136,7 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
         else "To compare with clients that train alone, run the method local too (feddle compare --methods …,local).",
         _about_clear(list(found.values())) if told and metric == ACCURACY else "",
     ]
-    parts = [each("p", told), _spread_table(found, metric), _client_table(found, metric)]
+    parts = [each("p", sentences), _spread_table(found, metric), _client_table(found, metric)]
     return "Who benefits", " ".join(filter(None, text)), parts
 
 

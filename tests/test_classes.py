@@ -11,7 +11,7 @@ from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection, Labelled, with_classes
 from feddle.data.options import Data
 from feddle.grids.cells import config_hash
-from feddle.records import read_run
+from feddle.reading import read_run
 from feddle.report.setting import facts
 from feddle.run.load import parse_config
 from feddle.run.problem import build_collection, build_problem

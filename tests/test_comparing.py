@@ -16,7 +16,7 @@ from command import FEDDLE, run_feddle, run_process
 from feddle.cli.display import stop
 from feddle.core.errors import FeddleError
 from feddle.grids.grid import chosen, load_grid
-from feddle.records import read_run
+from feddle.reading import read_run
 from test_report import Document, make_run
 from test_reproduce import CNN
 from tiny import TINY

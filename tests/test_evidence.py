@@ -13,7 +13,8 @@ from torch.utils.data import TensorDataset
 
 from command import run_feddle
 from feddle.data.examples import FromDataset, Selection, classes_of
-from feddle.records import hex_of, read_run
+from feddle.reading import read_run
+from feddle.records import hex_of
 from feddle.report.evidence import exact_p, standing
 from feddle.report.grid import grid_of_runs
 from feddle.report.numbers import binomial_interval

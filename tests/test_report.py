@@ -21,7 +21,8 @@ import needs
 from command import PYTHON, run_feddle, run_process
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
-from feddle.records import hex_of, read_run
+from feddle.reading import read_run
+from feddle.records import hex_of
 from feddle.report.axes import round_axis, thinned, tick_text, value_axis
 from feddle.report.grid import Grid, grid_of_runs, read_grids
 from feddle.report.markup import element

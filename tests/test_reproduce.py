@@ -22,7 +22,7 @@ from feddle.grids.cells import Ended, Planned, Task, config_hash, plan, run_task
 from feddle.grids.estimate import core_seconds
 from feddle.grids.grid import chosen, load_grid, names, paper, words
 from feddle.grids.runner import conflict, keep, open_folder, run_tasks
-from feddle.records import read_cell, read_run
+from feddle.reading import read_cell, read_run
 from feddle.report.files import export, to_csv, to_latex, to_markdown
 from feddle.report.grid import Grid, read_grid
 from feddle.report.page import page

@@ -24,7 +24,7 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.core.privacy import clip, epsilon, privatise, secret_normal
 from feddle.core.seeds import torch_generator
-from feddle.records import read_run
+from feddle.reading import read_run
 from feddle.report.setting import remarks, setting
 from feddle.run.folder import run_config
 from feddle.run.plan import Config

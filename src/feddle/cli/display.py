@@ -16,7 +16,8 @@ from rich.text import Text
 
 from feddle.core.errors import one_line
 from feddle.core.metrics import reached
-from feddle.records import HISTORY, Status, parse_line, read_result, read_status
+from feddle.reading import parse_line, read_result, read_status
+from feddle.records import HISTORY, Status
 from feddle.report.benefits import joining
 from feddle.report.grid import Grid, Panel
 from feddle.report.numbers import duration

@@ -20,17 +20,8 @@ from feddle.data.datasets import named, title_of
 from feddle.data.options import source_of
 from feddle.data.source import Source
 from feddle.grids.grid import Cell
-from feddle.records import (
-    CELL,
-    CONFIG,
-    CellEntry,
-    CellRecord,
-    finite,
-    json_digest,
-    read_cell,
-    read_result,
-    write_record,
-)
+from feddle.reading import read_cell, read_result
+from feddle.records import CELL, CONFIG, CellEntry, CellRecord, finite, json_digest, write_record
 from feddle.run.folder import RunFolder, run_or_resume
 from feddle.run.load import parse_config
 from feddle.run.plan import Config

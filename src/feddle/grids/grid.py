@@ -13,7 +13,8 @@ import yaml
 
 from feddle.core.errors import FeddleError, did_you_mean
 from feddle.core.importing import is_import_path
-from feddle.records import GRID, read_mapping
+from feddle.reading import read_mapping
+from feddle.records import GRID
 from feddle.run.load import with_value
 
 Value = str | float

@@ -14,7 +14,8 @@ from filelock import FileLock
 from feddle.core.errors import FeddleError
 from feddle.grids.cells import Ended, Planned, Task, config_hash, described, is_done, work
 from feddle.grids.grid import Grid, words
-from feddle.records import CONFIG, GRID, GRID_LOCK, GridRecord, read_cell, read_grid_record, write_record
+from feddle.reading import read_cell, read_grid_record
+from feddle.records import CONFIG, GRID, GRID_LOCK, GridRecord, write_record
 from feddle.run.folder import RunFolder, check_free
 from feddle.run.run import Line
 from feddle.run.simulate import cores

@@ -134,7 +134,7 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
         "With local, each client trains alone, with as many passes over its data as in the federation on average."
         if alone
         else "To compare with clients that train alone, run the method local too (feddle compare --methods …,local).",
-        _about_clear(list(found.values())) if told and metric == ACCURACY else "",
+        _about_clear(list(found.values())) if sentences and metric == ACCURACY else "",
     ]
     parts = [each("p", sentences), _spread_table(found, metric), _client_table(found, metric)]
     return "Who benefits", " ".join(filter(None, text)), parts

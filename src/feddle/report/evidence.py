@@ -27,7 +27,7 @@ class Evidence:
     tests: str = ""  # what was tested, and the results
 
     @property
-    def told(self) -> str:
+    def reason(self) -> str:
         """The reason, with the tests."""
         return f"{self.words} ({self.tests})" if self.tests else self.words
 

@@ -11,7 +11,8 @@ import yaml
 
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, Metric
-from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite, read_grid_record, read_run
+from feddle.reading import read_grid_record, read_run
+from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite
 from feddle.report.numbers import Spread, binomial_interval, listed, mean_of, spread_of
 
 CENTER = "center"

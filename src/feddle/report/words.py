@@ -105,7 +105,7 @@ def _compared(grid: Grid, panel: Panel) -> str:
         tests = found.against[second].tests
         text = f"{panel.rows[first]} reaches {_reached(top)}, {points} {names[second]}{center}. {_sentence(tests)}"
     else:
-        level = [f"{names[row]}: {found.against[row].told}" for row in found.level[1 : 1 + _FEW]]
+        level = [f"{names[row]}: {found.against[row].reason}" for row in found.level[1 : 1 + _FEW]]
         behind = [names[row] for row in found.order if row not in found.level]
         below = [f"Behind: {listed(behind, _FEW)}"] if behind else []
         text = ". ".join([f"{panel.rows[first]} reaches {_reached(top)}{center}", *level, *below])

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from feddle.core.durable import sync_files, sync_folder, write_whole
 from feddle.core.errors import FeddleError
-from feddle.records import json_digest, read_mapping
+from feddle.reading import read_mapping
+from feddle.records import json_digest
 from feddle.training.kernels import count_changes
 
 MANIFEST = "manifest.json"

@@ -19,18 +19,8 @@ from torch import nn
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.records import (
-    CHECKPOINT,
-    COMPARISON,
-    CONFIG,
-    DATA,
-    HISTORY,
-    MODEL,
-    RESULT,
-    START,
-    json_digest,
-    read_result,
-)
+from feddle.reading import read_result
+from feddle.records import CHECKPOINT, COMPARISON, CONFIG, DATA, HISTORY, MODEL, RESULT, START, json_digest
 from feddle.run.census import census
 from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, parse_config, read_yaml, started_in

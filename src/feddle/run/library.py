@@ -9,7 +9,8 @@ from typing import Any
 import feddle
 from feddle.core.errors import FeddleError
 from feddle.methods.strategy import Strategy
-from feddle.records import CONFIG, HISTORY, MODEL, REPORT, START, json_digest, read_result
+from feddle.reading import read_result
+from feddle.records import CONFIG, HISTORY, MODEL, REPORT, START, json_digest
 from feddle.run.checkpoint import Pace
 from feddle.run.folder import RunFolder, as_yaml, check_free, go_to_the_end, weights_of
 from feddle.run.load import read_yaml

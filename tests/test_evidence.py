@@ -130,6 +130,12 @@ def test_models_of_single_clients_are_compared_on_their_own_examples(tmp_path: P
     assert "on 40 test examples: p = 0.021." in lead(grid)[0]
 
 
+def test_one_seed_is_no_lead_over_local_if_no_client_has_its_own_test_examples(tmp_path: Path) -> None:
+    make_run(tmp_path / "local", "local", [0.4], result={"correct": None})
+    grid = grid_of_runs([make_run(tmp_path / "feddle", "feddle", [0.6]), tmp_path / "local"])
+    assert headline(grid) == "No lead is named, because the data does not say which client a test example belongs to"
+
+
 def test_seeds_do_not_replace_test_images(tmp_path: Path) -> None:
     # the same image of sixty for each seed: the spread over seeds is zero, and still it is one image
     runs = [*seeds_of(tmp_path, "a", [55 / 60] * 3, tests=60), *seeds_of(tmp_path, "b", [54 / 60] * 3, tests=60)]

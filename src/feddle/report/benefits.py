@@ -6,11 +6,10 @@ from statistics import fmean, median
 from feddle.core.metrics import ACCURACY, Metric, metric_named
 from feddle.records import ClientScores, RunRecord
 from feddle.report.evidence import differs, have_same_tests, only, right_by_client
-from feddle.report.grid import Grid, Panel
+from feddle.report.grid import LOCAL, Grid, Panel
 from feddle.report.markup import Markup, each, element, folded, join, table
 from feddle.report.numbers import NONE, binomial_interval, counted, listed
 
-LOCAL = "local"  # the method in which every client trains alone
 _OPEN = 30  # rows of a table that is not folded
 _MATRIX = 30  # classes of a confusion matrix that is shown
 _NAMES = 5  # names in a sentence

@@ -30,19 +30,24 @@ def _is_whole(run: RunRecord) -> bool:
 def _figure(run: RunRecord, title: str) -> Markup:
     shown, counts = run.data["shown"], run.data["counts"]
     clients = _named(run.data.get("names", []), [str(client) for client in shown])
-    classes = _named(run.data.get("classes", []), [f"class {number}" for number in range(len(counts[0]))])
+    numbers = [str(number) for number in range(len(counts[0]))]
+    classes = [_with_noun("class", name) for name in _named(run.data.get("classes", []), numbers)]
     rows: Rows = dict(zip(classes, zip(*counts, strict=True), strict=True))
     total = run.data.get("clients", len(clients))
     some = f" {len(clients)} of the {total:,} clients, at equal distances." if total > len(clients) else ""
     caption = f" Number of training examples of each client and class.{some}"
-    spoken = [name if run.data.get("names") else f"client {name}" for name in clients]
-    notes = [_note(name, classes, found) for name, found in zip(spoken, counts, strict=True)]
+    notes = [_note(_with_noun("client", name), classes, each) for name, each in zip(clients, counts, strict=True)]
     return heat_figure(title, caption, rows, notes, 1, 400, f"{title}{caption}".strip(), clients)
 
 
 def _named(names: list[str], numbers: list[str]) -> list[str]:
     """The names, if there is a different one for each number."""
     return names if len(names) == len(set(names)) == len(numbers) else numbers
+
+
+def _with_noun(noun: str, name: str) -> str:
+    """A name that is a number with its noun: class 3."""
+    return f"{noun} {name}" if name.isdecimal() else name
 
 
 def _note(client: str, classes: list[str], counts: list[int]) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from feddle.core.metrics import ACCURACY, Metric
 from feddle.records import ClientScores, RunRecord, finite
-from feddle.report.grid import HOW, Cell, Grid, Panel
+from feddle.report.grid import HOW, LOCAL, Cell, Grid, Panel
 from feddle.report.numbers import Spread, listed
 
 _LEVEL = 0.05  # a p-value below it supports a difference
@@ -118,12 +118,14 @@ def difference(first: Cell, second: Cell) -> Evidence:
     return Evidence(True, tests="; ".join(said))
 
 
-def _lack(pairs: Sequence[object], metric: Metric) -> str:
+def _lack(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) -> str:
     """What is missing to compare two methods."""
     if not pairs:
         return "the runs have no seed in common"
     if metric != ACCURACY:
         return f"one seed cannot show a difference of {metric.words.lower()}"
+    if any(run.method == LOCAL for pair in pairs for run in pair):
+        return "the data does not say which client a test example belongs to"
     return "it is not recorded which test examples are right"
 
 

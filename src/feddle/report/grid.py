@@ -16,6 +16,7 @@ from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finit
 from feddle.report.numbers import Spread, binomial_interval, listed, mean_of, spread_of
 
 CENTER = "center"
+LOCAL = "local"  # the method in which every client trains alone
 PANEL_AXES = ("model", "dataset")  # each of their values has its own tables
 _KEYS = {  # config keys of columns
     "dirichlet": ("data", "partition", "alpha"),

@@ -32,6 +32,11 @@ class FedDFOptions(MethodOptions):
     average: Average = Field("logits", description="what is averaged over the teachers: `logits` or `losses`")
     patience: CountOrZero = Field(0, description="stop after this many epochs without a lower loss; 0: never")
 
+    @property
+    def reads_labels(self) -> bool:
+        """See `MethodOptions`."""
+        return False
+
     def build(self, parts: Parts) -> "FedDF":
         """The method."""
         recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)

@@ -34,6 +34,11 @@ class MethodOptions(Options):
 
     averages: ClassVar[float] = 0.0  # the decay of `averaging`, unless the plan sets it
 
+    @property
+    def reads_labels(self) -> bool:
+        """Whether the method reads the labels of the server's data, if they belong to the clients' task."""
+        return True
+
 
 BufferSize = Annotated[Count, Field(description="number of updates per step (B)")]
 ServerLr = Annotated[Positive, Field(description="the server's learning rate (η)")]

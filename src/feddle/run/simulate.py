@@ -149,7 +149,7 @@ def simulate(
         metrics=[metric for metric in metrics if not isinstance(metric, str)],
     )
     _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
-    _check_fit(model, guides, "server=", loss if server_classes is None else None)
+    _check_fit(model, guides, "server=", loss if server_classes is None and checked.method.reads_labels else None)
     _check_fit(model, measures, "test=", loss)
     with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
         method = checked.method.name if strategy is None else type(strategy).__name__

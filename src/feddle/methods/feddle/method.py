@@ -25,7 +25,7 @@ from feddle.options import Count, NonNegative
 from feddle.training.distil import DistilOptions
 from feddle.training.objectives import ObjectiveOptions, TaskOptions
 from feddle.training.parts import Parts
-from feddle.training.surrogate import SurrogateOptions
+from feddle.training.surrogate import ClustersOptions, SurrogateOptions
 
 
 class AtlasOptions(MethodOptions):
@@ -62,6 +62,12 @@ class AtlasOptions(MethodOptions):
         None, description="the server's own update as one more anchor; off by default; `server_anchor: {}` turns it on"
     )
 
+    @property
+    def reads_labels(self) -> bool:
+        """See `MethodOptions`. If the objective needs no labels, a method that adapts does not train on them either."""
+        trains = self.server_anchor is not None and not self.adapts
+        return trains or not isinstance(self.objective, DistilOptions | ClustersOptions)
+
     def build(self, parts: Parts) -> "Feddle":
         """The method."""
         outside = bool(parts.out_of_domain)
@@ -77,7 +83,7 @@ class AtlasOptions(MethodOptions):
             fallback = fallback.model_copy(update={"buffer_size": parts.per_round})
         regularisation = (0.01 if outside else 0.0) if self.regularisation is None else self.regularisation
         objective = self.objective or (SurrogateOptions() if outside else TaskOptions())
-        labels_fit = not (self.adapts and (outside or isinstance(objective, DistilOptions)))
+        labels_fit = not self.adapts or (self.reads_labels and not outside)
         return Feddle(
             objective.build(parts),
             Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),

@@ -88,9 +88,10 @@ def build_problem(config: Config, model: nn.Module | None = None, *, quiet: bool
     if validation is not None:
         accuracy, owners = build_examples(validation, validation.labels, config, collection.name), validation.owners
     server = _server_share(measured, share, config, collection.classes) if len(share) else None
+    names = collection.client_names if is_natural(data.partition, collection) else ()
     return Problem(
         build_model(config, collection.classes, quiet=quiet) if model is None else model,
-        PartitionedClients(build_examples(train, labels, config, collection.name), partition),
+        PartitionedClients(build_examples(train, labels, config, collection.name), partition, names),
         partition.sizes,
         server if own is None else _drawn(own, config, outside or collection),
         accuracy,
@@ -101,7 +102,7 @@ def build_problem(config: Config, model: nn.Module | None = None, *, quiet: bool
         augment=crop_flip if data.augmentation == "crop-flip" else None,
         test_owners=owners if is_natural(data.partition, collection) else None,
         classes=collection.names or tuple(map(str, range(collection.classes))),
-        client_names=collection.client_names if is_natural(data.partition, collection) else (),
+        client_names=names,
         digest=_digest(train.labels, partition.order, partition.offsets, tested.labels),
     )
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -32,7 +33,7 @@ from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
-from feddle.training.metrics import Task
+from feddle.training.metrics import Task, task_of
 from feddle.training.objectives import TaskObjective
 from feddle.training.scorers import MetricFunction
 from feddle.training.train import Loss, outputs_of
@@ -148,7 +149,9 @@ def simulate(
         client_names=names,
         metrics=[metric for metric in metrics if not isinstance(metric, str)],
     )
-    _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
+    count = _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
+    if classes and count not in (None, len(classes)):
+        raise FeddleError(f"simulate: classes has {len(classes)} names, but the model has {count} outputs; name each")
     _check_fit(model, guides, "server=", loss if server_classes is None and checked.method.reads_labels else None)
     _check_fit(model, measures, "test=", loss)
     with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
@@ -201,10 +204,13 @@ def _examples(data: Data, name: str, least: int = 0) -> Examples:
 
 
 @torch.no_grad()
-def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Loss | None) -> None:
-    """Refuse data that the model cannot compute. Tries the first example and one with the highest label."""
+def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Loss | None) -> int | None:
+    """Refuse data that the model cannot compute. Tries the first example and one with the highest label.
+
+    Returns the number of the model's outputs for an example, if it was called and gives several.
+    """
     if examples is None or not len(examples):
-        return
+        return None
     labels, mode = classes_of(examples), model.training
     model.eval()
     try:
@@ -212,13 +218,30 @@ def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Los
             inputs, targets = examples.take(torch.tensor([0, 0 if labels is None else int(labels.argmax())]))
             if loss is not None:
                 outputs = outputs_of(model, inputs)
-                loss(outputs, targets.to(outputs.device))
+                _check_loss(outputs, targets.to(outputs.device), loss)
+                return outputs.shape[1] if outputs.ndim > 1 else None
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = one_line(" ".join(str(error).split()).rstrip("."))
         remedy = "" if isinstance(error, FeddleError) else "; check its inputs and labels, and the model's outputs"
         raise FeddleError(f"simulate: {name}: {reason}{remedy}") from error
     finally:
         model.train(mode)
+    return None
+
+
+def _check_loss(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
+    """Refuse targets that the loss accepts but does not mean: numbers as probabilities, or another shape."""
+    if targets.is_floating_point() and task_of(outputs, targets, loss) == "classes":
+        if outputs.shape != targets.shape or outputs.ndim < 2 or outputs.shape[1] < 2:
+            remedy = "pass loss=F.mse_loss (or loss=F.binary_cross_entropy_with_logits for labels)"
+            raise FeddleError(f"the targets are floating-point numbers; {remedy}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")  # torch's losses warn if they broadcast
+        try:
+            loss(outputs, targets)
+        except UserWarning as warning:
+            found = f"targets {tuple(targets.shape)} and outputs {tuple(outputs.shape)} of two examples"
+            raise FeddleError(f"the loss needs equal shapes, but got {found}; reshape the targets") from warning
 
 
 def _check_model(model: nn.Module) -> None:

@@ -111,6 +111,15 @@ def test_open_data_gives_what_simulate_takes(shades: Path, tmp_path: Path) -> No
         workers=0, out=tmp_path / "run",
     )  # fmt: skip
     assert run.result["accuracy"] == 1.0
+    assert repr(data) == f"OpenedData(clients: 4, server: {len(data.server)}, test: {len(data.test)}, classes: 2)"
+    assert run.per_client is not None
+    assert run.per_client.measured_on == "test"
+    own = [run.per_client.rows(client) for client in range(4)]
+    assert sorted(torch.cat(own).tolist()) == list(range(len(data.test)))
+    for client, rows in enumerate(own):  # image i has the shade of its label + i % 20, and belongs to i // 2 % 4
+        shades_of = ((data.test.take(rows)[0][:, 0, 0, 0] + 1) * 127.5).round().int()
+        places = torch.where(shades_of < 100, shades_of - 30, shades_of - 220)
+        assert {place // 2 % 4 for place in places.tolist()} <= {client, (client + 2) % 4}
     with pytest.raises(FeddleError, match="holds a simulation, which does not say how to make its model; pass it"):
         load_model(tmp_path / "run")
     again: Any = load_model(tmp_path / "run", nn.Sequential(nn.Flatten(), nn.Linear(256, 2)))

@@ -26,7 +26,7 @@ from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.load import validated
 from feddle.run.per_client import PerClient
 from feddle.run.plan import SimulationPlan
-from feddle.run.problem import PartitionedClients, Problem
+from feddle.run.problem import OwnedExamples, PartitionedClients, Problem
 from feddle.run.progress import RunDisplay, is_watched
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.simulation import Simulation
@@ -105,8 +105,8 @@ def simulate(
         tuple or dict of tensors. The model is called with the batch of it: model(inputs), model(*inputs) for a tuple,
         model(**inputs) for a dict.
     server: the server's own data, which guides the merge.
-    test: the data on which the model is measured. If it and `clients` come from `by_client`, the model is also measured
-        for each client on its own test data.
+    test: the data on which the model is measured. If it and `clients` come from `by_client` or `open_data`, the model is
+        also measured for each client on its own test data.
     server_classes: number of classes of the server's labels, if they belong to another task than the clients'.
     loss: a function of (outputs, targets) that returns the mean loss of a batch.
     task: `classes`, `labels` or `numbers`, if the targets and the loss do not show what the model predicts.
@@ -182,10 +182,13 @@ def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence
 
 
 def _owned(test: Any, names: Sequence[str]) -> tuple[Any, Tensor | None]:
-    """The test data, and the client of each example if it comes from `by_client`: NOBODY for an unknown name."""
+    """The test data, and the client of each example if it says so: NOBODY for an unknown name."""
+    numbers = {name: number for number, name in enumerate(names)}
+    if isinstance(test, OwnedExamples) and names:
+        places = torch.tensor([*(numbers.get(name, NOBODY) for name in test.names), NOBODY])  # the last is of NOBODY
+        return test, places[test.owners]
     if not isinstance(test, PartitionedClients):
         return test, None
-    numbers = {name: number for number, name in enumerate(names)}
     owners = torch.full((len(test.examples),), NOBODY)
     for number, name in enumerate(test.names):
         owners[test.partition[number]] = numbers.get(name, NOBODY)

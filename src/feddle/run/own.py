@@ -41,7 +41,10 @@ class OpenedData(NamedTuple):
     classes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        counts = {"clients": len(self.clients), **{n: len(getattr(self, n) or ()) for n in ("server", "test", "classes")}}
+        counts = {
+            "clients": len(self.clients),
+            **{n: len(getattr(self, n) or ()) for n in ("server", "test", "classes")},
+        }
         return f"OpenedData({', '.join(f'{name}: {count}' for name, count in counts.items())})"
 
 

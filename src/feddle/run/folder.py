@@ -204,7 +204,7 @@ def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> N
 def check_free(path: Path, mine: str = "", named_by: str = "--out") -> None:
     """Refuse a folder that is neither new nor empty, so that no file is replaced.
 
-    A folder belongs to what was started in it. If that is `mine`, it is accepted. `named_by` is where the user names it.
+    A folder belongs to what was started in it. If that is `mine`, it is accepted. `named_by` says how to name another.
     """
     if path.exists() and not path.is_dir():
         raise FeddleError(f"{path} is a file; name another folder with {named_by}")

@@ -68,7 +68,7 @@ class PartitionedClients(Sequence[Examples]):
 
 @dataclass(frozen=True, eq=False)
 class OwnedExamples(Selection):
-    """Test examples that know their clients: `owners` has a number for each example, its place in `names`, or NOBODY."""
+    """Examples that know their clients: `owners` has for each its client's place in `names`, or NOBODY."""
 
     owners: Tensor
     names: Sequence[str]

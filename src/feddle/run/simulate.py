@@ -105,8 +105,8 @@ def simulate(
         tuple or dict of tensors. The model is called with the batch of it: model(inputs), model(*inputs) for a tuple,
         model(**inputs) for a dict.
     server: the server's own data, which guides the merge.
-    test: the data on which the model is measured. If it and `clients` come from `by_client` or `open_data`, the model is
-        also measured for each client on its own test data.
+    test: the data on which the model is measured. If it and `clients` come from `by_client` or `open_data`, the model
+        is also measured for each client on its own test data.
     server_classes: number of classes of the server's labels, if they belong to another task than the clients'.
     loss: a function of (outputs, targets) that returns the mean loss of a batch.
     task: `classes`, `labels` or `numbers`, if the targets and the loss do not show what the model predicts.
@@ -234,10 +234,10 @@ def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Los
 
 def _check_loss(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
     """Refuse targets that the loss accepts but does not mean: numbers as probabilities, or another shape."""
-    if targets.is_floating_point() and task_of(outputs, targets, loss) == "classes":
-        if outputs.shape != targets.shape or outputs.ndim < 2 or outputs.shape[1] < 2:
-            remedy = "pass loss=F.mse_loss (or loss=F.binary_cross_entropy_with_logits for labels)"
-            raise FeddleError(f"the targets are floating-point numbers; {remedy}")
+    probabilities = outputs.shape == targets.shape and outputs.ndim > 1 and outputs.shape[1] > 1
+    if targets.is_floating_point() and task_of(outputs, targets, loss) == "classes" and not probabilities:
+        remedy = "pass loss=F.mse_loss (or loss=F.binary_cross_entropy_with_logits for labels)"
+        raise FeddleError(f"the targets are floating-point numbers; {remedy}")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Using a target size")  # torch's losses warn if they broadcast
         try:

@@ -220,3 +220,27 @@ def test_resume_of_a_grid_names_the_command_that_continues_it(tmp_path: Path) ->
     said = run_feddle("resume", tmp_path)
     assert (said.code, said.err.count("\n")) == (2, 1)
     assert f"{tmp_path} holds a grid; to continue it: repeat its `feddle reproduce` command" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["run", "empty.yaml", "-o", "metrics=f1_macro"],
+            "metrics: expected a list such as [f1_macro], got 'f1_macro'",
+        ),
+        (
+            ["run", "empty.yaml", "-o", "method=bug:"],
+            "method: expected an import path such as mypackage.module:Name, got 'bug:'",
+        ),
+        (["report", __file__], "expected a run folder, but it is a file"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_named(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.yaml").touch()
+    told = run_feddle(*words)
+    assert (told.code, told.err.count("\n")) == (2, 1), told.text
+    assert said in told.err

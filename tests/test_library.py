@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import feddle
@@ -89,6 +90,51 @@ def test_inputs_that_are_not_finite_are_named(workers: int) -> None:
 @pytest.mark.parametrize(("name", "told"), [("server", "the server's data has"), ("test", "the test data has")])
 def test_server_and_test_data_that_is_not_finite_is_named(name: str, told: str) -> None:
     assert f"{told} values that are not finite" in refused(Net(), **{name: with_nan(20, 9)})
+
+
+def numbers(*shape: int) -> list[TensorDataset]:
+    """Four clients with two-dimensional inputs and floating-point targets."""
+    return [TensorDataset(torch.randn(shape[0], 2), torch.rand(shape)) for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "shape"), [(1, (10, 1)), (1, (10,)), (3, (10,))], ids=["a column", "a row", "of classes"]
+)
+def test_numbers_are_no_classes(outputs: int, shape: tuple[int, ...]) -> None:
+    told = "simulate: clients[0]: the targets are floating-point numbers; pass loss=F.mse_loss (or loss=F.binary_"
+    assert refused(nn.Linear(2, outputs), numbers(*shape), server=None, method="fedbuff").startswith(told)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, nn.SmoothL1Loss(), lambda o, t: F.l1_loss(o, t)])
+@pytest.mark.parametrize(("outputs", "shape"), [(1, (10,)), (3, (10, 1))])
+def test_a_loss_that_would_broadcast_is_refused(loss: Any, outputs: int, shape: tuple[int, ...]) -> None:
+    told = refused(nn.Linear(2, outputs), numbers(*shape), server=None, method="fedbuff", loss=loss)
+    assert told == (
+        f"simulate: clients[0]: the loss needs equal shapes, but got targets {(2, *shape[1:])} and outputs "
+        f"{(2, outputs)} of two examples; reshape the targets"
+    )
+
+
+@pytest.mark.parametrize(
+    ("outputs", "shape", "loss"),
+    [
+        (3, (10, 3), F.cross_entropy),  # probabilities
+        (1, (10, 1), F.mse_loss),
+        (1, (10,), lambda o, t: F.mse_loss(o.squeeze(1), t)),
+        (2, (10,), lambda o, t: F.gaussian_nll_loss(o[:, 0], t, o[:, 1].exp())),
+    ],
+)
+def test_floating_point_targets_that_fit_are_trained(outputs: int, shape: tuple[int, ...], loss: Any) -> None:
+    clients = numbers(*shape)
+    run = feddle.simulate(
+        nn.Linear(2, outputs), clients, test=clients[0], loss=loss, method="fedbuff", rounds=1, per_round=4, workers=0
+    )
+    assert len(run.history) == 1
+
+
+def test_the_names_of_the_classes_are_as_many_as_the_outputs() -> None:
+    told = refused(Net(), classes=["cat", "dog", "cow", "hen", "owl"])
+    assert "simulate: classes has 5 names, but the model has 2 outputs; name each" in told
 
 
 class Yields(Dataset[Any]):

@@ -13,9 +13,11 @@ import feddle
 from command import run_feddle
 from feddle.core.errors import FeddleError
 from feddle.core.importing import called, check_arguments, imported
+from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.imported import ImportedMethod
 from feddle.run.folder import run_config
 from feddle.run.load import parse_config
+from feddle.server import Server
 from test_reproduce import reproduce
 from three_numbers import arrival, weights
 from tiny import TINY, tiny
@@ -54,6 +56,13 @@ class Fails(FedBuffM):
     def __init__(self): raise RuntimeError("no luck")
 
 class Empty: ...
+
+class Bug:
+    def merge(self, model, arrivals, round):
+        return helper(round)
+
+def helper(round):
+    return torch.zeros(1).view(round + 1)
 
 class WithParts(MethodOptions):
     factor: float = 2.0
@@ -150,6 +159,25 @@ def test_code_that_fails_is_one_line_and_writes_nothing(own: str, tmp_path: Path
         assert (done.code, done.err.count("\n")) == (2, 1), done.err
         assert said in done.err
         assert not Path("failed").exists()
+
+
+def test_a_merge_that_fails_is_one_line_with_its_place(own: str, tmp_path: Path) -> None:
+    line = CODE.splitlines().index("    return torch.zeros(1).view(round + 1)") + 1
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "method": f"{own}:Bug"}))
+    done = run_feddle("run", "tiny.yaml", "-q", "--out", "failed")
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert "Bug.merge, round 1: RuntimeError: " in done.err
+    assert f"({own}.py, line {line}); correct it; --debug shows the traceback" in done.err
+    bug: Any = imported(f"{own}:Bug")()
+    with pytest.raises(FeddleError, match=rf"^Bug\.merge, round 1: .* \({own}\.py, line {line}\)"):
+        Server(weights(0.0), bug).advance()
+
+
+def test_a_merge_of_feddle_that_fails_keeps_its_traceback() -> None:
+    method = FedBuff(FedBuffOptions())
+    method.merge = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
+    with pytest.raises(ZeroDivisionError):
+        Server(weights(0.0), method).advance()
 
 
 def test_an_options_class_with_build_gets_the_parts(own: str, tmp_path: Path) -> None:

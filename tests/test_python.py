@@ -127,7 +127,7 @@ def test_the_command_line_says_how_to_continue(tmp_path: Path) -> None:
     assert "holds a simulation; to continue it: in Python, call feddle.simulate as before" in told.err
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()
-    with pytest.raises(FeddleError, match=r"is not empty \(it holds notes.txt\)"):
+    with pytest.raises(FeddleError, match=r"is not empty \(it holds notes.txt\); .* folder with out=$"):
         simulate(out=tmp_path / "other")
 
 
@@ -160,8 +160,12 @@ def test_a_run_is_saved_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert yaml.safe_load(Path("kept/config.yaml").read_text())["model"]["name"] == "Net"
     loaded = simulate(out="kept")
     assert (loaded.history, loaded.report()) == (run.history, Path("kept/report.html"))
-    with pytest.raises(FeddleError, match="already holds a simulation"):
+    with pytest.raises(FeddleError, match=r"already holds a simulation; name another folder with save\(folder\), "):
         run.save("kept")
+    Path("kept/result.json").write_text("{")
+    with pytest.raises(FeddleError, match=r"kept.result\.json is damaged; restore it, or remove it"):
+        simulate(out="kept")
+    Path("kept/result.json").write_text(json.dumps(run.result))
     assert feddle.write_report(["kept"], "page.html").read_text() == Path("kept/report.html").read_text()
 
 

@@ -136,6 +136,16 @@ def test_a_damaged_result_of_a_finished_run_is_no_traceback(tmp_path: Path, dama
     assert RunFolder(tmp_path).saved_rounds() == 0
 
 
+def test_a_finished_run_with_a_damaged_result_is_not_repeated(tmp_path: Path) -> None:
+    run_config(small("fedbuff"), tmp_path / "run", quiet=True)
+    history = (tmp_path / "run" / "history.jsonl").read_bytes()
+    (tmp_path / "run" / "result.json").write_text("{")
+    told = run_feddle("resume", tmp_path / "run", "-q")
+    assert (told.code, told.err.count("\n")) == (2, 1), told.text
+    assert f"{tmp_path / 'run' / 'result.json'} is damaged; restore it, or remove it" in told.err
+    assert (tmp_path / "run" / "history.jsonl").read_bytes() == history
+
+
 def test_a_stop_while_a_finished_run_is_tidied_does_not_unfinish_it(
     tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,15 @@ def test_what_cannot_be_predicted_is_one_line(trained: Path, tmp_path: Path) -> 
         assert said in told.err
 
 
+def test_a_run_of_local_has_no_model_to_predict_with(shades: Path, tmp_path: Path) -> None:
+    data = {"name": "csv", "path": str(shades / "table.csv"), "image_size": 28, "channels": 1}
+    config = tiny(workers=0, data=data, clients={"count": 4, "per_round": 4}, rounds=1, method="local")
+    run_config(config, tmp_path / "run", quiet=True)
+    told = run_feddle("predict", tmp_path / "run", shades)
+    assert (told.code, told.out, told.err.count("\n")) == (2, "", 1), told.text
+    assert "local trains one model per client and saves none; name a run of another method" in told.err
+
+
 def test_open_data_gives_what_simulate_takes(shades: Path, tmp_path: Path) -> None:
     data = open_data(shades / "table.csv", image_size=16, channels=1, test_share=0.25)
     assert (len(data.clients), data.classes) == (4, ("dark", "light"))
@@ -111,7 +120,18 @@ def test_open_data_gives_what_simulate_takes(shades: Path, tmp_path: Path) -> No
         workers=0, out=tmp_path / "run",
     )  # fmt: skip
     assert run.result["accuracy"] == 1.0
-    with pytest.raises(FeddleError, match="holds a simulation, which does not say how to make its model; pass it"):
+    assert repr(data) == f"OpenedData(clients: 4, server: {len(data.server)}, test: {len(data.test)}, classes: 2)"
+    assert run.per_client is not None
+    assert run.per_client.measured_on == "test"
+    own = [run.per_client.rows(client) for client in range(4)]
+    assert sorted(torch.cat(own).tolist()) == list(range(len(data.test)))
+    for client, rows in enumerate(own):  # image i has the shade of its label + i % 20, and belongs to i // 2 % 4
+        shades_of = ((data.test.take(rows)[0][:, 0, 0, 0] + 1) * 127.5).round().int()
+        places = torch.where(shades_of < 100, shades_of - 30, shades_of - 220)
+        assert {place // 2 % 4 for place in places.tolist()} <= {client, (client + 2) % 4}
+    with pytest.raises(
+        FeddleError, match="holds a simulation, which does not say how to make its model; pass it in Python: feddle"
+    ):
         load_model(tmp_path / "run")
     again: Any = load_model(tmp_path / "run", nn.Sequential(nn.Flatten(), nn.Linear(256, 2)))
     assert torch.equal(again[1].weight, model[1].weight)

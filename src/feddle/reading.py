@@ -38,7 +38,8 @@ def read_run(folder: Path) -> RunRecord:
     Fields with invalid values, such as NaN, are left out.
     """
     if not folder.is_dir():
-        raise FeddleError(f"{folder}: expected a run folder, but there is no such folder; check the path")
+        why = "it is a file" if folder.exists() else "there is no such folder"
+        raise FeddleError(f"{folder}: expected a run folder, but {why}; check the path")
     if not (folder / CONFIG).is_file():
         raise FeddleError(f"{folder}: expected a run folder, but it holds no {CONFIG}; name a folder of `feddle run`")
     config = _parsed(folder / CONFIG, _read(folder / CONFIG), "YAML", parse_yaml)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from feddle.core.checks import fault_of_form, fault_of_merge, fault_of_values, is_job, norm
 from feddle.core.errors import FeddleError
+from feddle.core.importing import error_place, error_text
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Job, Update
 from feddle.core.state import load, prefixed, save, without_prefix
@@ -178,7 +179,7 @@ class Server:
         """
         arrivals, self._arrivals = self._arrivals, []
         refused, self._refusals = self._refusals, []
-        merged: Any = self.strategy.merge(self.model, arrivals, self.version + 1)  # a custom one may return anything
+        merged = self._merge(arrivals)
         if fault := fault_of_merge(merged, self.model):
             raise FeddleError(f"{type(self.strategy).__name__}.merge, round {self.version + 1}: {fault}")
         weights: Weights = merged.weights
@@ -188,6 +189,18 @@ class Server:
         if self.averaging:
             self.state.average = moving_average(self.state.average or weights, weights, self.averaging, self.version)
         return arrivals, {**merged.notes, "refused": refused} if refused else merged.notes
+
+    def _merge(self, arrivals: Sequence[Arrival]) -> Any:
+        """The strategy's merge. A custom one may return anything, and its own errors become one line."""
+        kind, number = type(self.strategy), self.version + 1
+        try:
+            return self.strategy.merge(self.model, arrivals, number)
+        except Exception as error:
+            if isinstance(error, FeddleError) or kind.__module__.startswith("feddle."):
+                raise
+            what = f"{error_text(error)}{error_place(error)}"
+            remedy = "correct it; --debug shows the traceback"
+            raise FeddleError(f"{kind.__name__}.merge, round {number}: {what}; {remedy}") from error
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; called between rounds, when no arrival waits for a merge."""

@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from feddle.core.errors import FeddleError, did_you_mean, one_line
@@ -69,6 +71,13 @@ def check_arguments(path: str, arguments: Iterable[str], offers: Iterable[str] =
 def error_text(error: Exception) -> str:
     """An error of the user's code in one line."""
     return one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+
+
+def error_place(error: Exception) -> str:
+    """Where the user's code failed: the file and line of the last frame in the file that feddle called, or nothing."""
+    frames = extract_tb(error.__traceback__)[1:]  # the first is the call
+    inside = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
 
 
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:

@@ -131,6 +131,12 @@ class RunFolder:
         """Whether the run has completed all its rounds."""
         return bool(read_result(self.path).get("finished"))
 
+    def require_result(self) -> None:
+        """Refuse a result that is damaged if no checkpoint tells what is done: the run would be repeated."""
+        result = self.path / RESULT
+        if result.exists() and "finished" not in read_result(self.path) and self.checkpoint.facts() is None:
+            raise FeddleError(f"{result} is damaged; restore it, or remove it to repeat the run from the beginning")
+
     def finish(self, run: Run[Runtime]) -> None:
         """Write the model, then the result, which marks the run as finished; then remove the checkpoint."""
         with self.writing():
@@ -195,20 +201,20 @@ def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> N
             raise FeddleError(f"{found}; undo the change to continue the run, or start a new one: feddle run")
 
 
-def check_free(path: Path, mine: str = "") -> None:
+def check_free(path: Path, mine: str = "", named_by: str = "--out") -> None:
     """Refuse a folder that is neither new nor empty, so that no file is replaced.
 
-    A folder belongs to what was started in it. If that is `mine`, it is accepted.
+    A folder belongs to what was started in it. If that is `mine`, it is accepted. `named_by` says how to name another.
     """
     if path.exists() and not path.is_dir():
-        raise FeddleError(f"{path} is a file; name another folder with --out")
+        raise FeddleError(f"{path} is a file; name another folder with {named_by}")
     kind = started_in(path)
     if kind and kind != mine:
         remedy = f"continue it if it was stopped: {_how_to_continue(kind, path)}"
-        raise FeddleError(f"{path} already holds a {kind}; name another folder with --out, remove it, or {remedy}")
+        raise FeddleError(f"{path} already holds a {kind}; name another folder with {named_by}, remove it, or {remedy}")
     content = sorted(entry.name for entry in path.iterdir() if not _is_left(entry)) if path.exists() else []
     if content and not kind:
-        raise FeddleError(f"{path} is not empty (it holds {content[0]}); name a new or empty folder with --out")
+        raise FeddleError(f"{path} is not empty (it holds {content[0]}); name a new or empty folder with {named_by}")
 
 
 def _how_to_continue(kind: str, path: Path) -> str:
@@ -252,6 +258,7 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
     """Continue a stopped run from its last checkpoint; None if it is already finished."""
     folder = RunFolder(path)
     config = folder.config()
+    folder.require_result()
     if folder.is_finished() and not folder.checkpoint.folder.exists():
         return None
     with folder.locked():

@@ -34,10 +34,11 @@ def simulate_in(
     patience: int | None = None,
 ) -> Run[Simulation]:
     """Run a simulation in a new folder, or continue the one that was started there; a finished one is loaded."""
-    check_free(path, SIMULATION)
+    check_free(path, SIMULATION, "out=")
     folder, begun = RunFolder(path), (path / CONFIG).exists()
     tree = settings(plan, problem, None if strategy is None else type(strategy).__name__)
     if begun:
+        folder.require_result()
         _require_same(tree, read_yaml(path / CONFIG), path)
         # in a notebook, the stopped run has already trained the model
         problem.model.load_state_dict(read_weights(path / (MODEL if folder.is_finished() else START))[0])
@@ -47,7 +48,7 @@ def simulate_in(
         if folder.is_finished():
             return _finished(run, folder)
         if not begun:
-            check_free(path)  # another process may have taken it in the meantime
+            check_free(path, named_by="out=")  # another process may have taken it in the meantime
             folder.replace(START, weights_of(problem.model))
             folder.replace(CONFIG, as_yaml(tree))
         folder.restore(run)
@@ -101,7 +102,7 @@ def _finished(run: Run[Simulation], folder: RunFolder) -> Run[Simulation]:
 
 def save_run(run: Run[Any], path: Path) -> Path:
     """Write a run to a new folder."""
-    check_free(path)
+    check_free(path, named_by="save(folder)")
     strategy = None if run.method == run.plan.method.name else run.method
     own = isinstance(run.plan, SimulationPlan) and not isinstance(run.plan, Config)
     folder = RunFolder(path)

@@ -98,6 +98,8 @@ def parse_override(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
         raise FeddleError(f"an override is KEY=VALUE, such as method.atlas_size=20, got {override!r}")
+    if re.fullmatch(r"[\w.]+:", text):  # an import path without its end; YAML would make it a mapping
+        return key, text
     try:
         return key, parse_yaml(text)
     except yaml.YAMLError as error:

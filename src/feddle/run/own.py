@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from feddle.data.collection import Texts
@@ -13,7 +14,7 @@ from feddle.data.options import Data, read_data
 from feddle.data.partition import is_natural
 from feddle.run.load import parse_config, read_yaml
 from feddle.run.plan import Config
-from feddle.run.problem import build_problem
+from feddle.run.problem import OwnedExamples, build_problem
 
 IMAGES_PER_CLIENT = 50  # if neither the data nor the user defines the clients
 MOST_CLIENTS, PER_ROUND = 500, 10
@@ -39,6 +40,13 @@ class OpenedData(NamedTuple):
     test: Examples | None
     classes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        counts = {
+            "clients": len(self.clients),
+            **{n: len(getattr(self, n) or ()) for n in ("server", "test", "classes")},
+        }
+        return f"OpenedData({', '.join(f'{name}: {count}' for name, count in counts.items())})"
+
 
 def open_data(path: Path | str, *, clients: int | None = None, seed: int = 0, **data: Any) -> OpenedData:
     """Your own data for `simulate`: `clients`, `server`, `test` and `classes`.
@@ -55,7 +63,10 @@ def open_data(path: Path | str, *, clients: int | None = None, seed: int = 0, **
     count = clients or _look(parse_config(tree, source="open_data").data)[0]
     config = parse_config({**tree, "clients": {"count": count, "per_round": 1}}, source="open_data")
     problem = build_problem(config, nn.Identity(), quiet=True)
-    return OpenedData(problem.clients, problem.server, problem.test, problem.classes)
+    test, owners = problem.test, problem.test_owners
+    if test is not None and owners is not None:
+        test = OwnedExamples(test, torch.arange(len(test)), owners, problem.client_names)
+    return OpenedData(problem.clients, problem.server, test, problem.classes)
 
 
 def _with_data(tree: dict[str, Any], path: Path) -> dict[str, Any]:

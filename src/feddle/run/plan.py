@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from feddle.clients.attacks import Attack, NoAttack
 from feddle.clients.private import Privacy
@@ -18,6 +18,13 @@ from feddle.server import Checks
 from feddle.training.train import Recipe
 
 _MOST_CLIENTS = 200  # for which the last model is measured by default
+
+
+def _no_name(value: Any) -> Any:
+    """Refuse one name where a list of names is expected."""
+    if isinstance(value, str):
+        raise ValueError(f"expected a list such as [{value}], got {value!r}")
+    return value
 
 
 class Clients(Options):
@@ -76,7 +83,7 @@ class Plan(Options):
     clients: Clients = Clients()
     training: Recipe = Recipe()
     evaluation: Evaluation = Evaluation()
-    metrics: tuple[str, ...] | None = Field(
+    metrics: Annotated[tuple[str, ...] | None, BeforeValidator(_no_name)] = Field(
         None,
         exclude_if=is_none,
         description="further metrics of each evaluation: names in scikit-learn (`f1_macro`, `matthews_corrcoef`, …), "

@@ -66,6 +66,14 @@ class PartitionedClients(Sequence[Examples]):
         return Selection(self.examples, self.partition[client])
 
 
+@dataclass(frozen=True, eq=False)
+class OwnedExamples(Selection):
+    """Examples that know their clients: `owners` has for each its client's place in `names`, or NOBODY."""
+
+    owners: Tensor
+    names: Sequence[str]
+
+
 def build_problem(config: Config, model: nn.Module | None = None, *, quiet: bool = False) -> Problem:
     """Load, split and partition the data, and initialise the model; `model` replaces that of the config."""
     data, seed = config.data, config.seed

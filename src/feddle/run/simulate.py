@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -25,14 +26,14 @@ from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.load import validated
 from feddle.run.per_client import PerClient
 from feddle.run.plan import SimulationPlan
-from feddle.run.problem import PartitionedClients, Problem
+from feddle.run.problem import OwnedExamples, PartitionedClients, Problem
 from feddle.run.progress import RunDisplay, is_watched
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.simulation import Simulation
 from feddle.runtimes.trainers import InlineTrainer
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
-from feddle.training.metrics import Task
+from feddle.training.metrics import Task, task_of
 from feddle.training.objectives import TaskObjective
 from feddle.training.scorers import MetricFunction
 from feddle.training.train import Loss, outputs_of
@@ -104,8 +105,8 @@ def simulate(
         tuple or dict of tensors. The model is called with the batch of it: model(inputs), model(*inputs) for a tuple,
         model(**inputs) for a dict.
     server: the server's own data, which guides the merge.
-    test: the data on which the model is measured. If it and `clients` come from `by_client`, the model is also measured
-        for each client on its own test data.
+    test: the data on which the model is measured. If it and `clients` come from `by_client` or `open_data`, the model
+        is also measured for each client on its own test data.
     server_classes: number of classes of the server's labels, if they belong to another task than the clients'.
     loss: a function of (outputs, targets) that returns the mean loss of a batch.
     task: `classes`, `labels` or `numbers`, if the targets and the loss do not show what the model predicts.
@@ -148,7 +149,9 @@ def simulate(
         client_names=names,
         metrics=[metric for metric in metrics if not isinstance(metric, str)],
     )
-    _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
+    count = _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
+    if classes and count not in (None, len(classes)):
+        raise FeddleError(f"simulate: classes has {len(classes)} names, but the model has {count} outputs; name each")
     _check_fit(model, guides, "server=", loss if server_classes is None and checked.method.reads_labels else None)
     _check_fit(model, measures, "test=", loss)
     with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
@@ -179,10 +182,13 @@ def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence
 
 
 def _owned(test: Any, names: Sequence[str]) -> tuple[Any, Tensor | None]:
-    """The test data, and the client of each example if it comes from `by_client`: NOBODY for an unknown name."""
+    """The test data, and the client of each example if it says so: NOBODY for an unknown name."""
+    numbers = {name: number for number, name in enumerate(names)}
+    if isinstance(test, OwnedExamples) and names:
+        places = torch.tensor([*(numbers.get(name, NOBODY) for name in test.names), NOBODY])  # the last is of NOBODY
+        return test, places[test.owners]
     if not isinstance(test, PartitionedClients):
         return test, None
-    numbers = {name: number for number, name in enumerate(names)}
     owners = torch.full((len(test.examples),), NOBODY)
     for number, name in enumerate(test.names):
         owners[test.partition[number]] = numbers.get(name, NOBODY)
@@ -201,10 +207,13 @@ def _examples(data: Data, name: str, least: int = 0) -> Examples:
 
 
 @torch.no_grad()
-def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Loss | None) -> None:
-    """Refuse data that the model cannot compute. Tries the first example and one with the highest label."""
+def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Loss | None) -> int | None:
+    """Refuse data that the model cannot compute. Tries the first example and one with the highest label.
+
+    Returns the number of the model's outputs for an example, if it was called and gives several.
+    """
     if examples is None or not len(examples):
-        return
+        return None
     labels, mode = classes_of(examples), model.training
     model.eval()
     try:
@@ -212,13 +221,30 @@ def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Los
             inputs, targets = examples.take(torch.tensor([0, 0 if labels is None else int(labels.argmax())]))
             if loss is not None:
                 outputs = outputs_of(model, inputs)
-                loss(outputs, targets.to(outputs.device))
+                _check_loss(outputs, targets.to(outputs.device), loss)
+                return outputs.shape[1] if outputs.ndim > 1 else None
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = one_line(" ".join(str(error).split()).rstrip("."))
         remedy = "" if isinstance(error, FeddleError) else "; check its inputs and labels, and the model's outputs"
         raise FeddleError(f"simulate: {name}: {reason}{remedy}") from error
     finally:
         model.train(mode)
+    return None
+
+
+def _check_loss(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
+    """Refuse targets that the loss accepts but does not mean: numbers as probabilities, or another shape."""
+    probabilities = outputs.shape == targets.shape and outputs.ndim > 1 and outputs.shape[1] > 1
+    if targets.is_floating_point() and task_of(outputs, targets, loss) == "classes" and not probabilities:
+        remedy = "pass loss=F.mse_loss (or loss=F.binary_cross_entropy_with_logits for labels)"
+        raise FeddleError(f"the targets are floating-point numbers; {remedy}")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Using a target size")  # torch's losses warn if they broadcast
+        try:
+            loss(outputs, targets)
+        except UserWarning as warning:
+            found = f"targets {tuple(targets.shape)} and outputs {tuple(outputs.shape)} of two examples"
+            raise FeddleError(f"the loss needs equal shapes, but got {found}; reshape the targets") from warning
 
 
 def _check_model(model: nn.Module) -> None:

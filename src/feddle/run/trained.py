@@ -19,6 +19,7 @@ from feddle.data.pictures import Files, require_pillow
 from feddle.data.readers.csv import read_image_paths
 from feddle.data.readers.folder import read_all_images
 from feddle.data.readers.npz import read_images
+from feddle.reading import read_result
 from feddle.records import MODEL
 from feddle.run.folder import RunFolder
 from feddle.run.load import started_in
@@ -43,7 +44,10 @@ def load_model(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     path = Path(run)
     kind = started_in(path)
     if model is None and kind in ("simulation", "federation"):
-        raise FeddleError(f"{path} holds a {kind}, which does not say how to make its model; pass it to load_model")
+        remedy = f"pass it in Python: feddle.load_model({str(path)!r}, model)"
+        raise FeddleError(f"{path} holds a {kind}, which does not say how to make its model; {remedy}")
+    if read_result(path).get("method") == "local":
+        raise FeddleError(f"{path}: local trains one model per client and saves none; name a run of another method")
     state, names = read_weights(path / MODEL)
     if model is None:
         config = RunFolder(path).config()

@@ -173,9 +173,12 @@ def right_by_client(clients: ClientScores | None) -> dict[int, Right]:
     return {client: Right(int(bits, 16), tests) for client, bits, tests in rows}
 
 
-def differs(more: int, less: int) -> bool:
-    """Whether two models differ by the exact test, if `more` and `less` examples are right by only one of them."""
-    return exact_p(more, less) < _LEVEL
+def differs(more: int, less: int, comparisons: int = 1) -> bool:
+    """Whether two models differ by the exact test, if `more` and `less` examples are right by only one of them.
+
+    The level is divided by the number of comparisons (Bonferroni).
+    """
+    return exact_p(more, less) < _LEVEL / comparisons
 
 
 def exact_p(more: int, less: int) -> float:

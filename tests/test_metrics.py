@@ -392,6 +392,20 @@ def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
     assert "an exact paired test on the client’s test examples has p &lt; 0.05, divided by" in page([grid])
 
 
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (200, "10 of 11 clients have no test example, so nothing can be said about them."),
+        (1, "1 of 11 clients, drawn at random."),
+    ],
+)
+def test_the_page_says_why_clients_are_not_measured(tmp_path: Path, limit: int, said: str) -> None:
+    folder = written(tmp_path / "run", "feddle", [{"accuracy": 0.8}], clients=clients("test", north=0.9) | {"of": 11})
+    config = {"seed": 0, "method": {"name": "feddle"}, "evaluation": {"clients": limit}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert said in page([grid_of_runs([folder])])
+
+
 def test_training_data_gives_no_verdict(tmp_path: Path) -> None:
     for name in ("feddle", "local"):
         written(tmp_path / name, name, [{"accuracy": 0.8}], clients=clients("train", north=0.9))

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from feddle.core.metrics import ACCURACY, Metric, metric_named
-from feddle.records import ClientScores, RunRecord
+from feddle.records import ClientScores, RunRecord, finite
 from feddle.report.evidence import differs, have_same_tests, only, right_by_client
-from feddle.report.grid import LOCAL, Grid, Panel
+from feddle.report.grid import LOCAL, Grid, Panel, value_in
 from feddle.report.markup import Markup, each, element, folded, join, table
 from feddle.report.numbers import NONE, binomial_interval, counted, effective_count, listed
 
@@ -140,9 +140,7 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
     alone = any(runs[label].method == LOCAL for label in found)
     text = [
         f"{metric.words} of the last model for each client. {_MEASURED[first['measured_on']]}",
-        f"{len(first['clients'])} of {first['of']} clients, drawn at random."
-        if len(first["clients"]) < first["of"]
-        else "",
+        _about_others(runs[next(iter(found))], first),
         "With local, each client trains alone, with as many passes over its data as in the federation on average."
         if alone
         else "To compare with clients that train alone, run the method local too (feddle compare --methods …,local).",
@@ -150,6 +148,19 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
     ]
     parts = [each("p", sentences), _spread_table(found, metric), _client_table(found, metric)]
     return "Who benefits", " ".join(filter(None, text)), parts
+
+
+def _about_others(run: RunRecord, clients: ClientScores) -> str:
+    """Why some clients are not measured; empty if all are."""
+    measured, total = len(clients["clients"]), clients["of"]
+    if measured >= total:
+        return ""
+    section, usual = ("method", 50) if run.method == LOCAL else ("evaluation", 200)  # the defaults of `clients`
+    limit = finite(value_in(run.config, (section, "clients")))
+    if measured >= (usual if limit is None else limit) or clients["measured_on"] == "train":
+        return f"{measured} of {total} clients, drawn at random."
+    verb = "has" if total - measured == 1 else "have"
+    return f"{total - measured} of {total} clients {verb} no test example, so nothing can be said about them."
 
 
 def _about_clear(found: Sequence[ClientScores]) -> str:

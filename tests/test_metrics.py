@@ -22,7 +22,7 @@ from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, main_metric, reached
 from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn, with_classes
-from feddle.records import summary
+from feddle.records import summary, worst_tenth
 from feddle.report.benefits import joining
 from feddle.report.grid import grid_of_runs
 from feddle.report.numbers import binomial_interval, effective_count
@@ -412,6 +412,26 @@ def test_training_data_gives_no_verdict(tmp_path: Path) -> None:
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
     assert joining(grid) == []
     assert "This is too optimistic" in page([grid])
+
+
+def test_local_on_training_data_is_marked_and_never_leads(tmp_path: Path) -> None:
+    for name, error in (("feddle", 2.0), ("local", 1.0)):
+        found = clients("train", north=error) | {"metric": "mae"}
+        written(tmp_path / name, name, [{"mae": error}], clients=found)
+    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    text = page([grid]).replace("\N{NO-BREAK SPACE}", " ")
+    assert "<th scope=\"col\">Measured on (training)</th>" in text
+    assert "<small>measured on training examples</small>" in text
+    assert "local reaches a mean absolute error of 1 on training examples." in text
+    assert "because local is measured on training examples" in text
+
+
+def test_the_worst_tenth_needs_ten_clients_and_twenty_examples() -> None:
+    found: Any = clients("test", **{f"c{number}": 0.5 + number / 100 for number in range(10)})
+    assert worst_tenth(found) == 0.5
+    assert worst_tenth(found | {"tested": [19, *[100] * 9]}) is None
+    assert worst_tenth(found | {"tested": [20, *[1] * 9]}) == 0.5, "only the worst client counts"
+    assert worst_tenth(found | {"scores": found["scores"][:9], "tested": found["tested"][:9]}) is None
 
 
 def test_without_a_test_the_means_are_all_that_is_said(tmp_path: Path) -> None:

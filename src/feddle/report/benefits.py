@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from feddle.core.metrics import ACCURACY, Metric, metric_named
-from feddle.records import ClientScores, RunRecord, finite
+from feddle.records import ClientScores, RunRecord, finite, worst_tenth
 from feddle.report.evidence import differs, have_same_tests, only, right_by_client
 from feddle.report.grid import LOCAL, Grid, Panel, value_in
 from feddle.report.markup import Markup, each, element, folded, join, table
@@ -182,7 +182,7 @@ def _spread_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
     rows = []
     for label, clients in found.items():
         ends = sorted(clients["scores"], reverse=not metric.higher)
-        values = [clients["mean"], clients["worst_tenth"], ends[0], median(ends), ends[-1]]
+        values = [clients["mean"], worst_tenth(clients), ends[0], median(ends), ends[-1]]
         rows.append(_row(label, map(metric.shown, values)))
     return _scrolled(heads, rows)
 
@@ -193,7 +193,8 @@ def _client_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
     sizes: dict[str, tuple[int, int]] = {}
     for clients in found.values():
         sizes |= dict(zip(_names(clients), zip(clients["examples"], clients["tested"], strict=False), strict=False))
-    heads = ["Client", "Trained on", "Tested on", *scores]
+    on_training = any(clients["measured_on"] == "train" for clients in found.values())
+    heads = ["Client", "Trained on", "Measured on (training)" if on_training else "Tested on", *scores]
     rows = [
         _row(name, [*map(str, counts), *(metric.shown(known.get(name)) for known in scores.values())])
         for name, counts in sizes.items()

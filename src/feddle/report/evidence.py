@@ -99,6 +99,8 @@ def difference(first: Cell, second: Cell) -> Evidence:
     others = {str(run.config.get("seed")): run for run in second.runs}
     pairs = [(run, others[seed]) for run in first.runs if (seed := str(run.config.get("seed"))) in others]
     votes = [found for pair in pairs if (found := _votes(*pair)) is not None]
+    if on_training(first) != on_training(second):
+        return Evidence(False, f"no lead is named, because {LOCAL} is measured on training examples")
     if not pairs or (len(pairs) == 1 and not votes):
         return Evidence(False, f"no lead is named, because {_lack(pairs, first.metric)}")
     said = []
@@ -116,6 +118,12 @@ def difference(first: Cell, second: Cell) -> Evidence:
             return Evidence(False, f"no difference that {len(pairs)} seeds can show", seeds)
         said.append(seeds)
     return Evidence(True, tests="; ".join(said))
+
+
+def on_training(cell: Cell) -> bool:
+    """Whether the number of a method is measured on training examples, which is so for `local` without classes."""
+    alone = [clients for run in cell.runs if run.method == LOCAL and (clients := run.result.get("clients"))]
+    return any(clients["measured_on"] == "train" for clients in alone)
 
 
 def _lack(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) -> str:

@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 from feddle.core.metrics import ACCURACY
 from feddle.records import RunRecord
-from feddle.report.evidence import standing
+from feddle.report.evidence import on_training, standing
 from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel
 from feddle.report.numbers import NONE, Spread, duration, listed, mean_of, megabytes, percent, signed, spread_text
 from feddle.report.setting import differences, facts, remarks
@@ -25,6 +25,7 @@ _MEASURES: Mapping[str, tuple[str, Callable[[float | None], str] | None, str]] =
     "MB up": ("bytes_up", megabytes, "MB: 10⁶ bytes sent by and to the clients."),
     "MB down": ("bytes_down", megabytes, ""),
 }
+ON_TRAINING = " on training examples"
 _HEADS = {
     "dirichlet": "Dir(α): how unevenly the classes are divided between the clients; 0.1 is very uneven, 1 is less so.",
     "delay_sigma": "σ: delay of the updates in rounds, as the scale of a half-normal distribution.",
@@ -129,7 +130,9 @@ def _row_notes(grid: Grid, cell: Cell) -> list[str]:
     differing = differences(grid.runs)
     own = [found for key in differing if len(found := {facts(run).get(key) for run in cell.runs}) == 1]
     setting = ", ".join(text for found in own for text in found if text)
-    return [text for text in dict.fromkeys([setting, *(text for run in cell.runs for text in remarks(run))]) if text]
+    trained = f"measured{ON_TRAINING}" if on_training(cell) else ""
+    notes = [setting, trained, *(text for run in cell.runs for text in remarks(run))]
+    return [text for text in dict.fromkeys(notes) if text]
 
 
 def is_best(ours: Spread | None, among: Sequence[Spread | None]) -> bool:

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean
 
-from feddle.report.evidence import Standing, best_first, standing
+from feddle.report.evidence import Standing, best_first, on_training, standing
 from feddle.report.grid import CENTER, Grid, Panel
 from feddle.report.numbers import Spread, counted, listed, spread_of
-from feddle.report.tables import marks
+from feddle.report.tables import ON_TRAINING, marks
 
 ABOUT = {
     "center": "trains on the server’s data only, without clients. It is the baseline",
@@ -96,7 +96,8 @@ def _compared(grid: Grid, panel: Panel) -> str:
     if len(found.order) < 2:
         return ""
     (first, top), (second, next_best), *_ = found.order.items()
-    names = {row: f"{panel.rows[row]} ({_shown(spread)})" for row, spread in found.order.items()}
+    where = {row: ON_TRAINING if on_training(panel.at(row, 0)) else "" for row in found.order}
+    names = {row: f"{panel.rows[row]} ({_shown(spread)}{where[row]})" for row, spread in found.order.items()}
     center = _above_center(found.order)
     if found.obstacle:
         text = f"{listed(list(names.values()), _FEW)}. No winner is named, because {found.obstacle}{center}"
@@ -108,7 +109,7 @@ def _compared(grid: Grid, panel: Panel) -> str:
         level = [f"{names[row]}: {found.against[row].reason}" for row in found.level[1 : 1 + _FEW]]
         behind = [names[row] for row in found.order if row not in found.level]
         below = [f"Behind: {listed(behind, _FEW)}"] if behind else []
-        text = ". ".join([f"{panel.rows[first]} reaches {_reached(top)}{center}", *level, *below])
+        text = ". ".join([f"{panel.rows[first]} reaches {_reached(top)}{where[first]}{center}", *level, *below])
     return f"{_title(panel)}{text}."
 
 

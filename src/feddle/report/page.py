@@ -14,9 +14,9 @@ from feddle.report.benefits import benefits
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.clients import client_figures
 from feddle.report.coefficients import coefficient_figures
-from feddle.report.grid import CENTER, Grid, Panel, read_grids
+from feddle.report.grid import CENTER, LOCAL, Grid, Panel, is_local, read_grids
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
-from feddle.report.numbers import NONE, counted
+from feddle.report.numbers import NONE, counted, listed
 from feddle.report.setting import differences, examples, really_run, setting, versions
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
 from feddle.report.warnings import warnings
@@ -121,7 +121,9 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
 def _about_curves(panel: Panel) -> str:
     of_accuracy = panel.metric == ACCURACY
     counts = {len(cell.runs) for cell in panel.cells.values() if cell.runs}
+    alone = listed([panel.rows[row] for (row, _), cell in panel.cells.items() if is_local(cell)] or [LOCAL])
     bands = {
+        f"{alone}: mean of the clients’ own models, which is no curve.": any(map(is_local, panel.cells.values())),
         "Lines are means over seeds, bands are their range.": max(counts) > 1,
         "The band of one seed is the interval of 95 % that the number of test examples leaves open.": 1 in counts
         and of_accuracy,

@@ -24,6 +24,7 @@ _FACTS = {
     "server labels": ("{data.server.label_noise:%} of the server’s labels wrong",),
     "privacy": ("privacy noise z = {privacy.noise_multiplier}",),
 }
+UNKNOWN_EXAMPLES = "data.json is missing or damaged, so the numbers of examples are unknown."
 _KEY = re.compile(r"\{([\w.]+)(:%)?\}")
 
 

@@ -27,6 +27,7 @@ from feddle.report.benefits import joining
 from feddle.report.grid import grid_of_runs
 from feddle.report.numbers import binomial_interval, effective_count
 from feddle.report.page import page
+from feddle.report.words import lead
 from feddle.run.per_client import weighted
 from feddle.run.problem import build_problem
 from feddle.run.simulate import simulated
@@ -331,6 +332,14 @@ def test_a_report_on_regression_says_nothing_of_accuracy(tmp_path: Path) -> None
     assert "%" not in shown.get()
 
 
+def test_a_reason_is_said_once_for_all_methods(tmp_path: Path) -> None:
+    for name, score in (("a", 0.9), ("b", 0.8), ("c", 0.7)):
+        written(tmp_path / name, name, [{"f1": score}])
+    because = "no lead is named, because one seed cannot show a difference of F1"
+    grid = grid_of_runs([tmp_path / name for name in "abc"])
+    assert lead(grid) == [f"a reaches 90.0%. b (80.0%) and c (70.0%): {because}."]
+
+
 def clients(measured_on: str, **scores: float) -> dict[str, Any]:
     values = list(scores.values())
     return {
@@ -380,7 +389,7 @@ def test_the_page_says_for_whom_joining_is_better(tmp_path: Path) -> None:
 
 def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
     # Of three comparisons, each must have p < 0.05 / 3 = 0.0167. Of its own examples, north gains seven and loses none
-    # (p = 2 · 0.5⁷ = 0.0156), south gains six (0.031), and east gains six, but loses two (2 · (1 + 8 + 28) / 2⁸ = 0.29).
+    # (p = 2 · 0.5⁷ = 0.0156), south gains six (0.031), and east gains six and loses two (2 · (1 + 8 + 28) / 2⁸ = 0.29).
     bits = {"north": (0b1111111, 0), "south": (0b111111, 0), "east": (0b11111100, 0b11)}
     for method, side in (("feddle", 0), ("local", 1)):
         found = clients("test", **{name: each[side].bit_count() / 100 for name, each in bits.items()})
@@ -420,7 +429,7 @@ def test_local_on_training_data_is_marked_and_never_leads(tmp_path: Path) -> Non
         written(tmp_path / name, name, [{"mae": error}], clients=found)
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
     text = page([grid]).replace("\N{NO-BREAK SPACE}", " ")
-    assert "<th scope=\"col\">Measured on (training)</th>" in text
+    assert '<th scope="col">Measured on (training)</th>' in text
     assert "<small>measured on training examples</small>" in text
     assert "local reaches a mean absolute error of 1 on training examples." in text
     assert "because local is measured on training examples" in text

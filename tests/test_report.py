@@ -30,6 +30,7 @@ from feddle.report.numbers import duration, megabytes
 from feddle.report.page import page as page_of
 from feddle.report.page import write_document
 from feddle.report.setting import setting
+from feddle.report.tables import cost
 from feddle.report.words import headline, lead
 from tiny import TINY
 
@@ -424,6 +425,32 @@ def test_local_is_no_curve(tmp_path: Path) -> None:
     assert said not in written(runs[:1], tmp_path / "one")
 
 
+def test_local_has_no_row_in_the_table_of_costs(tmp_path: Path) -> None:
+    panel = grid_of_runs([make_run(tmp_path / name, name, [0.5]) for name in ("fedavg", "local")]).panels[0]
+    found = cost(panel, 0.5)
+    assert [(row.label, row.entries[0].text) for row in found.rows] == [("fedavg", "1 round")]
+
+
+def test_fedavg_says_that_it_discards_late_updates(tmp_path: Path) -> None:
+    for late, about, share in (("discard", "discards late ones", True), ("add_deltas", "averages the updates.", False)):
+        folder = make_run(
+            tmp_path / late, config={"method": {"name": "fedavg", "late": late}}, result={"method": "fedavg"}
+        )
+        (folder / "history.jsonl").write_text('{"round": 1, "accuracy": 0.5, "staleness": [0, 0, 0, 1]}\n')
+        html = written([folder], tmp_path / f"{late}-page").replace("\N{NO-BREAK SPACE}", " ")
+        assert about in html
+        assert ("25.0 % of the updates that arrived were late and discarded" in html) == share
+        assert "1 round late: 25.0%" in html
+
+
+def test_a_shortened_history_is_a_warning(tmp_path: Path) -> None:
+    said = "history.jsonl has 3 of 80 rounds that result.json says"
+    assert said in written([make_run(tmp_path / "a", result={"rounds": 80})], tmp_path / "short")
+    assert "history.jsonl has" not in written([make_run(tmp_path / "b", result={"rounds": 3})], tmp_path / "whole")
+    stopped = make_run(tmp_path / "c", result={"rounds": 80, "finished": False})
+    assert "history.jsonl has" not in written([stopped], tmp_path / "stopped")
+
+
 def test_a_table_without_numbers_of_examples_says_why(tmp_path: Path) -> None:
     shown = run_feddle("report", make_run(tmp_path / "a", tests=0), "--out", tmp_path / "report.html")
     assert "data.json is missing or damaged, so the numbers of examples are unknown." in shown.out
@@ -574,8 +601,8 @@ def test_blocks_have_a_heat_map_with_the_server_as_the_last_row(tmp_path: Path) 
     )
     assert "the coefficient of the server’s own update, minus 1" in captions(html)[1]
     assert captions(html)[0].endswith(
-        "of all 6 coefficients, one per anchor (and the server’s own update) and block, 50.0% are negative; the map shows"
-        " the mean over the blocks."
+        "of all 6 coefficients, one per anchor (and the server’s own update) and block, 16.7% are negative; the map"
+        " shows the mean over the blocks."
     )
     assert "lowest −0.1 (&lt;head&gt; 0), highest 0.1 (conv1), server − 1: −0.1." in alt
     assert row_names(html) == [["1", "2"], ["conv1", "&lt;head&gt; 0", "server − 1"]]

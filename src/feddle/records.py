@@ -296,9 +296,11 @@ class RunRecord:
 
 
 def worst_tenth(clients: ClientScores) -> float | None:
-    """The mean over the worst tenth of the clients; None if it rests on too few clients or examples to mean anything."""
+    """The mean over the worst tenth of the clients; None if it rests on too few clients or examples."""
     count, higher = len(clients["scores"]), metric_named(clients["metric"]).higher
-    tested = [number for _, number in sorted(zip(clients["scores"], clients["tested"], strict=False), reverse=not higher)]
+    tested = [
+        number for _, number in sorted(zip(clients["scores"], clients["tested"], strict=False), reverse=not higher)
+    ]
     enough = count >= _FEWEST_CLIENTS and sum(tested[: -(-count // 10)]) >= _FEWEST_TESTS
     return clients["worst_tenth"] if enough else None
 

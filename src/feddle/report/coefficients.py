@@ -41,8 +41,9 @@ def coefficient_figures(run: RunRecord, title: str) -> Markup | None:
     share = percent(run.negative_share)
     if len(names) < 2 or not any(found.means for found in shown):
         return _anchor_figure(shown, server, title, share, wide)
-    count = sum(len(row) for line in run.history for row in line.get("block_coefficients", []))
-    anchors = _anchor_figure(shown, {}, title, share, wide, count, with_server=bool(server))
+    every = [value for line in run.history for row in line.get("block_coefficients", []) for value in row]
+    share = percent(sum(value < 0 for value in every) / len(every))
+    anchors = _anchor_figure(shown, {}, title, share, wide, len(every), with_server=bool(server))
     return join(anchors, _block_figure(shown, names, server, title, wide))
 
 

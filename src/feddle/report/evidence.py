@@ -9,7 +9,7 @@ from typing import NamedTuple
 from feddle.core.metrics import ACCURACY, Metric
 from feddle.records import ClientScores, RunRecord, finite
 from feddle.report.grid import HOW, LOCAL, Cell, Grid, Panel
-from feddle.report.numbers import Spread, listed
+from feddle.report.numbers import Spread, counted, in_sentence, listed
 
 _LEVEL = 0.05  # a p-value below it supports a difference
 _FEWEST_ROUNDS = 20  # of a run that may win
@@ -71,13 +71,13 @@ def _obstacle(grid: Grid, cells: Sequence[Cell]) -> str:
         return "quick runs are not results"
     if len(cells) > 1 and "title" not in grid.record and (differing := _differing(runs)):  # a table compares by design
         return f"the runs differ in {listed(differing)}"
-    if len(metrics := dict.fromkeys(cell.metric.words.lower() for cell in cells)) > 1:
+    if len(metrics := dict.fromkeys(in_sentence(cell.metric) for cell in cells)) > 1:
         return f"the runs are measured by {listed(list(metrics))}"
     if not all(cell.is_final for cell in cells):
         return "not all runs are finished"
     rounds = [number for run in runs if (number := finite(run.config.get("rounds"))) is not None]
     shortest = min(rounds, default=_FEWEST_ROUNDS)
-    return f"a run of {shortest:g} rounds is too short" if shortest < _FEWEST_ROUNDS else ""
+    return f"a run of {counted(round(shortest), 'round')} is too short" if shortest < _FEWEST_ROUNDS else ""
 
 
 def _differing(runs: Sequence[RunRecord]) -> list[str]:
@@ -131,7 +131,7 @@ def _lack(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) -> str:
     if not pairs:
         return "the runs have no seed in common"
     if metric != ACCURACY:
-        return f"one seed cannot show a difference of {metric.words.lower()}"
+        return f"one seed cannot show a difference of {in_sentence(metric)}"
     if any(run.method == LOCAL for pair in pairs for run in pair):
         return "the data does not say which client a test example belongs to"
     return "it is not recorded which test examples are right"

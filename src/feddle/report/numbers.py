@@ -97,6 +97,11 @@ def megabytes(count: float | None) -> str:
     return f"{size:,.1f}" if size < 99.95 else f"{size:,.0f}"
 
 
+def in_sentence(metric: Metric) -> str:
+    """The name of a metric inside a sentence; F1 keeps its capital letter."""
+    return metric.words if metric.words.isupper() else metric.words.lower()
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things: 1 cell, 2 cells."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

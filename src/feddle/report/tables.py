@@ -7,8 +7,19 @@ from statistics import fmean, median
 from feddle.core.metrics import ACCURACY
 from feddle.records import RunRecord
 from feddle.report.evidence import on_training, standing
-from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel
-from feddle.report.numbers import NONE, Spread, duration, listed, mean_of, megabytes, percent, signed, spread_text
+from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel, is_local
+from feddle.report.numbers import (
+    NONE,
+    Spread,
+    counted,
+    duration,
+    listed,
+    mean_of,
+    megabytes,
+    percent,
+    signed,
+    spread_text,
+)
 from feddle.report.setting import differences, facts, remarks
 
 QUICK = (
@@ -217,7 +228,9 @@ def cost(panel: Panel, requested: float | None) -> Table:
     heads = [f"{name} {panel.metric.shown(target)}" for name, target in zip(names, targets, strict=True)]
     rows = []
     for row, label in panel.rows.items():
-        if runs := [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]:
+        if runs := [
+            run for (at, _), cell in panel.cells.items() if at == row and not is_local(cell) for run in cell.runs
+        ]:
             cells = [panel.at(row, column) for column in range(len(targets))]
             measures = [_measure(runs, head) for head in whole]
             rows.append(Row(label, [*measures, *map(_price, heads, cells, targets)]))
@@ -244,7 +257,7 @@ def _price(heading: str, cell: Cell, target: float | None) -> Entry:
         return Entry(heading, "not reached" if cell.runs else NONE)
     rounds, sent = map(fmean, zip(*paid, strict=True))
     some = "" if len(paid) == len(cell.runs) else f", {len(paid)} of {len(cell.runs)} seeds"
-    return Entry(heading, f"{rounds:.0f} rounds", notes=[f"{megabytes(sent)} MB{some}"])
+    return Entry(heading, counted(round(rounds), "round"), notes=[f"{megabytes(sent)} MB{some}"])
 
 
 def price(run: RunRecord, target: float) -> tuple[float, float] | None:

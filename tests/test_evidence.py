@@ -113,7 +113,7 @@ def test_runs_with_different_metrics_have_no_winner(tmp_path: Path) -> None:
     (other / "history.jsonl").write_text(json.dumps({"round": 1, "f1": 0.5}) + "\n")
     (other / "result.json").write_text(json.dumps({"metric": "f1", "f1": 0.5, "finished": True}))
     grid = grid_of_runs([make_run(tmp_path / "a", "a", [0.9]), other])
-    assert headline(grid) == "No winner: the runs are measured by accuracy and f1"
+    assert headline(grid) == "No winner: the runs are measured by accuracy and F1"
 
 
 def test_models_of_single_clients_are_compared_on_their_own_examples(tmp_path: Path) -> None:

@@ -22,10 +22,12 @@ from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, main_metric, reached
 from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn, with_classes
-from feddle.records import summary
+from feddle.records import summary, worst_tenth
 from feddle.report.benefits import joining
 from feddle.report.grid import grid_of_runs
+from feddle.report.numbers import binomial_interval, effective_count
 from feddle.report.page import page
+from feddle.report.words import lead
 from feddle.run.per_client import weighted
 from feddle.run.problem import build_problem
 from feddle.run.simulate import simulated
@@ -330,6 +332,14 @@ def test_a_report_on_regression_says_nothing_of_accuracy(tmp_path: Path) -> None
     assert "%" not in shown.get()
 
 
+def test_a_reason_is_said_once_for_all_methods(tmp_path: Path) -> None:
+    for name, score in (("a", 0.9), ("b", 0.8), ("c", 0.7)):
+        written(tmp_path / name, name, [{"f1": score}])
+    because = "no lead is named, because one seed cannot show a difference of F1"
+    grid = grid_of_runs([tmp_path / name for name in "abc"])
+    assert lead(grid) == [f"a reaches 90.0%. b (80.0%) and c (70.0%): {because}."]
+
+
 def clients(measured_on: str, **scores: float) -> dict[str, Any]:
     values = list(scores.values())
     return {
@@ -339,26 +349,48 @@ def clients(measured_on: str, **scores: float) -> dict[str, Any]:
     }
 
 
+def test_the_effective_number_of_examples_by_hand() -> None:
+    # Halves of two classes with 10 examples each: 1 / (0.25/10 + 0.25/10) = 20. One class only: its 10 examples.
+    # A third of three, one without examples: halves of the others. Shares 0.9 and 0.1: 1 / (0.081 + 0.001) = 12.2.
+    assert effective_count([0.5, 0.5], [10, 10]) == pytest.approx(20)
+    assert effective_count([1, 0], [10, 10]) == pytest.approx(10)
+    assert effective_count([7, 7, 7], [10, 10, 0]) == pytest.approx(20)
+    assert effective_count([0.9, 0.1], [10, 10]) == pytest.approx(1 / 0.082)
+    assert effective_count([0, 1], [10, 0]) == 0
+
+
+def test_more_comparisons_widen_the_interval() -> None:
+    # z = 1.96 of one comparison, 2.39 of three, since each tail has 0.025 / 3
+    one, three = (binomial_interval(50, 10**6, count) for count in (1, 3))
+    assert (three[1] - 50) / (one[1] - 50) == pytest.approx(2.394 / 1.96, abs=1e-3)
+
+
 def test_the_page_says_for_whom_joining_is_better(tmp_path: Path) -> None:
-    # Of 100 test examples, the intervals are about ±9 at 0.7 and ±8 at 0.8: north's 0.95 and 0.7 do not overlap.
+    # Every client has half of each class, with 50 test examples each: 100 effective ones. Three comparisons widen the
+    # intervals to about ±11 at 0.7 and ±6 at 0.95: north's 0.95 and 0.7 do not overlap.
     joined, alone = {"north": 0.95, "south": 0.6, "east": 0.82}, {"north": 0.7, "south": 0.88, "east": 0.8}
     line = [{"accuracy": 0.8, "test_loss": 1.0}]
-    written(tmp_path / "feddle", "feddle", line, clients=clients("classes", **joined))
+    data, classes = {"shown": [0, 1, 2], "counts": [[25, 25]] * 3}, {"confusion": [[40, 10], [10, 40]]}
+    written(tmp_path / "feddle", "feddle", line, clients=clients("classes", **joined), classes=classes)
     written(tmp_path / "local", "local", line, clients=clients("classes", **alone))
-    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    folders = [tmp_path / "feddle", tmp_path / "local"]
+    assert "no clear difference for 3 of 3 clients" in joining(grid_of_runs(folders))[0], "unknown counts of classes"
+    for folder in folders:
+        (folder / "data.json").write_text(json.dumps(data))
+    grid = grid_of_runs(folders)
     (told,) = joining(grid)
     assert told == (
         "feddle compared with training alone: clearly better for north; clearly worse for south; no clear difference "
         "for 1 of 3 clients. Accuracy, mean over clients: 79.0% in the federation, 79.3% alone."
     )
     assert told in page([grid])
-    assert "that the number of test examples leaves open do not overlap" in page([grid])
+    assert "that the number of test examples of each class leaves open do not overlap" in page([grid])
 
 
 def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
-    # Of its own examples, north gains six and loses none (p = 2 · 0.5⁶ = 0.031), south gains five (0.0625), and east
-    # gains six, but loses two (p = 2 · (1 + 8 + 28) / 2⁸ = 0.29).
-    bits = {"north": (0b111111, 0), "south": (0b11111, 0), "east": (0b11111100, 0b11)}
+    # Of three comparisons, each must have p < 0.05 / 3 = 0.0167. Of its own examples, north gains seven and loses none
+    # (p = 2 · 0.5⁷ = 0.0156), south gains six (0.031), and east gains six and loses two (2 · (1 + 8 + 28) / 2⁸ = 0.29).
+    bits = {"north": (0b1111111, 0), "south": (0b111111, 0), "east": (0b11111100, 0b11)}
     for method, side in (("feddle", 0), ("local", 1)):
         found = clients("test", **{name: each[side].bit_count() / 100 for name, each in bits.items()})
         found["correct"] = [f"{each[side]:x}" for each in bits.values()]
@@ -366,7 +398,21 @@ def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
     (told,) = joining(grid)
     assert "alone: clearly better for north; no clear difference for 2 of 3 clients." in told
-    assert "an exact paired test on the client’s test examples has p &lt; 0.05" in page([grid])
+    assert "an exact paired test on the client’s test examples has p &lt; 0.05, divided by" in page([grid])
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (200, "10 of 11 clients have no test example, so nothing can be said about them."),
+        (1, "1 of 11 clients, drawn at random."),
+    ],
+)
+def test_the_page_says_why_clients_are_not_measured(tmp_path: Path, limit: int, said: str) -> None:
+    folder = written(tmp_path / "run", "feddle", [{"accuracy": 0.8}], clients=clients("test", north=0.9) | {"of": 11})
+    config = {"seed": 0, "method": {"name": "feddle"}, "evaluation": {"clients": limit}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert said in page([grid_of_runs([folder])])
 
 
 def test_training_data_gives_no_verdict(tmp_path: Path) -> None:
@@ -375,6 +421,26 @@ def test_training_data_gives_no_verdict(tmp_path: Path) -> None:
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
     assert joining(grid) == []
     assert "This is too optimistic" in page([grid])
+
+
+def test_local_on_training_data_is_marked_and_never_leads(tmp_path: Path) -> None:
+    for name, error in (("feddle", 2.0), ("local", 1.0)):
+        found = clients("train", north=error) | {"metric": "mae"}
+        written(tmp_path / name, name, [{"mae": error}], clients=found)
+    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    text = page([grid]).replace("\N{NO-BREAK SPACE}", " ")
+    assert '<th scope="col">Measured on (training)</th>' in text
+    assert "<small>measured on training examples</small>" in text
+    assert "local reaches a mean absolute error of 1 on training examples." in text
+    assert "because local is measured on training examples" in text
+
+
+def test_the_worst_tenth_needs_ten_clients_and_twenty_examples() -> None:
+    found: Any = clients("test", **{f"c{number}": 0.5 + number / 100 for number in range(10)})
+    assert worst_tenth(found) == 0.5
+    assert worst_tenth(found | {"tested": [19, *[100] * 9]}) is None
+    assert worst_tenth(found | {"tested": [20, *[1] * 9]}) == 0.5, "only the worst client counts"
+    assert worst_tenth(found | {"scores": found["scores"][:9], "tested": found["tested"][:9]}) is None
 
 
 def test_without_a_test_the_means_are_all_that_is_said(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from feddle.report.numbers import duration, megabytes
 from feddle.report.page import page as page_of
 from feddle.report.page import write_document
 from feddle.report.setting import setting
+from feddle.report.tables import cost
 from feddle.report.words import headline, lead
 from tiny import TINY
 
@@ -417,6 +418,44 @@ def test_curves_have_a_legend_and_values_best_first(tmp_path: Path) -> None:
     assert "".join(texts) in html
 
 
+def test_local_is_no_curve(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, name, [0.5]) for name in ("fedavg", "local")]
+    said = "local: mean of the clients’ own models"
+    assert said in written(runs, tmp_path / "both")
+    assert said not in written(runs[:1], tmp_path / "one")
+
+
+def test_local_has_no_row_in_the_table_of_costs(tmp_path: Path) -> None:
+    panel = grid_of_runs([make_run(tmp_path / name, name, [0.5]) for name in ("fedavg", "local")]).panels[0]
+    found = cost(panel, 0.5)
+    assert [(row.label, row.entries[0].text) for row in found.rows] == [("fedavg", "1 round")]
+
+
+def test_fedavg_says_that_it_discards_late_updates(tmp_path: Path) -> None:
+    for late, about, share in (("discard", "discards late ones", True), ("add_deltas", "averages the updates.", False)):
+        folder = make_run(
+            tmp_path / late, config={"method": {"name": "fedavg", "late": late}}, result={"method": "fedavg"}
+        )
+        (folder / "history.jsonl").write_text('{"round": 1, "accuracy": 0.5, "staleness": [0, 0, 0, 1]}\n')
+        html = written([folder], tmp_path / f"{late}-page").replace("\N{NO-BREAK SPACE}", " ")
+        assert about in html
+        assert ("25.0 % of the updates that arrived were late and discarded" in html) == share
+        assert "1 round late: 25.0%" in html
+
+
+def test_a_shortened_history_is_a_warning(tmp_path: Path) -> None:
+    said = "history.jsonl has 3 of 80 rounds that result.json says"
+    assert said in written([make_run(tmp_path / "a", result={"rounds": 80})], tmp_path / "short")
+    assert "history.jsonl has" not in written([make_run(tmp_path / "b", result={"rounds": 3})], tmp_path / "whole")
+    stopped = make_run(tmp_path / "c", result={"rounds": 80, "finished": False})
+    assert "history.jsonl has" not in written([stopped], tmp_path / "stopped")
+
+
+def test_a_table_without_numbers_of_examples_says_why(tmp_path: Path) -> None:
+    shown = run_feddle("report", make_run(tmp_path / "a", tests=0), "--out", tmp_path / "report.html")
+    assert "data.json is missing or damaged, so the numbers of examples are unknown." in shown.out
+
+
 def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=alert(1)>&\"'\x07"
     folders = [make_run(tmp_path / name, evil, [0.5], [-0.1], {"data": {"name": evil}}) for name in "ab"]
@@ -561,9 +600,13 @@ def test_blocks_have_a_heat_map_with_the_server_as_the_last_row(tmp_path: Path) 
         "feddle: mean coefficient of each block over the anchors, minus the mean of all"
     )
     assert "the coefficient of the server’s own update, minus 1" in captions(html)[1]
-    assert "lowest 0.1 (&lt;head&gt; 0), highest 0.3 (conv1), server 0.9." in alt
+    assert captions(html)[0].endswith(
+        "of all 6 coefficients, one per anchor (and the server’s own update) and block, 16.7% are negative; the map"
+        " shows the mean over the blocks."
+    )
+    assert "lowest −0.1 (&lt;head&gt; 0), highest 0.1 (conv1), server − 1: −0.1." in alt
     assert row_names(html) == [["1", "2"], ["conv1", "&lt;head&gt; 0", "server − 1"]]
-    assert notes(html)[1:] == ["round 1: lowest 0.1 (<head> 0), highest 0.3 (conv1), server 0.9"]
+    assert notes(html)[1:] == ["round 1: lowest −0.1 (<head> 0), highest 0.1 (conv1), server − 1: −0.1"]
 
 
 def test_a_server_without_blocks_is_the_last_row_of_the_anchors(tmp_path: Path) -> None:
@@ -571,7 +614,7 @@ def test_a_server_without_blocks_is_the_last_row_of_the_anchors(tmp_path: Path) 
     html = written([searching_run(tmp_path / "a", *lines)], tmp_path)
     assert [pixels for _, pixels in pictures(html)] == [[[49, 49], [37, 0], [1, 0]]]
     assert notes(html) == [
-        "round 1: 2 coefficients, 0 negative, from 0.1 to 0.2, server 0.8",
+        "round 1: 2 coefficients, 0 negative, from 0.1 to 0.2, server − 1: −0.2",
         "round 2: 1 coefficient, 0 negative, from 0.2 to 0.2",
     ]
 

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # pydantic accepts that of `typing` fro
 
 from feddle.core.durable import write_whole
 from feddle.core.errors import one_line
-from feddle.core.metrics import Metric, main_metric
+from feddle.core.metrics import Metric, main_metric, metric_named
 
 # Files of a run
 CONFIG = "config.yaml"
@@ -32,6 +32,7 @@ GRID_LOCK = ".grid.lock"
 CELL = "cell.json"  # CellRecord, in each run folder
 
 _LARGEST = 10**30  # larger numbers would overflow in a chart
+_FEWEST_CLIENTS, _FEWEST_TESTS = 10, 20  # that a worst tenth rests on
 _LONGEST = 200  # characters of a reason, which may hold the text of a client
 
 Number = Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST)]
@@ -283,7 +284,7 @@ class RunRecord:
     def worst_tenth(self) -> float | None:
         """The mean of the main metric over the tenth of the clients for which the model works worst."""
         clients = self.result.get("clients")
-        return clients["worst_tenth"] if clients and clients["metric"] == self.metric.name else None
+        return worst_tenth(clients) if clients and clients["metric"] == self.metric.name else None
 
     @property
     def status(self) -> str:
@@ -292,6 +293,16 @@ class RunRecord:
             return ""
         where = f"round {self.history[-1]['round']}" if self.history else "no round yet"
         return f"interrupted, {where}" if self.result else f"not ended, {where}"
+
+
+def worst_tenth(clients: ClientScores) -> float | None:
+    """The mean over the worst tenth of the clients; None if it rests on too few clients or examples."""
+    count, higher = len(clients["scores"]), metric_named(clients["metric"]).higher
+    tested = [
+        number for _, number in sorted(zip(clients["scores"], clients["tested"], strict=False), reverse=not higher)
+    ]
+    enough = count >= _FEWEST_CLIENTS and sum(tested[: -(-count // 10)]) >= _FEWEST_TESTS
+    return clients["worst_tenth"] if enough else None
 
 
 def summary(history: Sequence[HistoryLine]) -> Result:

@@ -21,7 +21,7 @@ from feddle.records import HISTORY, Status
 from feddle.report.benefits import joining
 from feddle.report.grid import Grid, Panel
 from feddle.report.numbers import duration
-from feddle.report.setting import examples, remarks
+from feddle.report.setting import UNKNOWN_EXAMPLES, examples, remarks
 from feddle.report.tables import QUICK, footnotes, results
 from feddle.report.warnings import warnings
 from feddle.report.words import lead
@@ -63,7 +63,7 @@ def print_grid(grid: Grid) -> None:
     for panel in grid.panels:
         if panel.runs:
             Console().print(terminal_table(grid, panel))
-            click.echo(examples(panel.runs) or "Examples: not recorded by the version of feddle that ran this.")
+            click.echo(examples(panel.runs) or UNKNOWN_EXAMPLES)
     for cell in grid.cells:
         for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
             click.echo(f"{cell.name}: {remark}")

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
 from feddle.core.metrics import ACCURACY, Metric, metric_named
-from feddle.records import ClientScores, RunRecord
+from feddle.records import ClientScores, RunRecord, finite, worst_tenth
 from feddle.report.evidence import differs, have_same_tests, only, right_by_client
-from feddle.report.grid import LOCAL, Grid, Panel
+from feddle.report.grid import LOCAL, Grid, Panel, value_in
 from feddle.report.markup import Markup, each, element, folded, join, table
-from feddle.report.numbers import NONE, binomial_interval, counted, listed
+from feddle.report.numbers import NONE, binomial_interval, counted, effective_count, listed
 
 _OPEN = 30  # rows of a table that is not folded
 _MATRIX = 30  # classes of a confusion matrix that is shown
@@ -71,14 +71,14 @@ def _joining(panel: Panel) -> list[str]:
         return []
     same = [label for label in found if label != alone and have_same_tests(runs[label], runs[alone])]
     seed = f"Seed {runs[alone].config.get('seed')}: " if _has_seeds(panel) else ""
-    return [seed + _verdict(label, found[label], found[alone]) for label in same]
+    return [seed + _verdict(label, runs[label], found[label], found[alone]) for label in same]
 
 
 def _has_seeds(panel: Panel) -> bool:
     return any(len(cell.runs) > 1 for cell in panel.cells.values())
 
 
-def _verdict(label: str, joined: ClientScores, alone: ClientScores) -> str:
+def _verdict(label: str, run: RunRecord, joined: ClientScores, alone: ClientScores) -> str:
     """For which clients a method is better than training alone, and for which it is worse."""
     metric, ours, own = metric_named(joined["metric"]), _by_name(joined), _by_name(alone)
     shared = [name for name in own if name in ours]
@@ -88,7 +88,7 @@ def _verdict(label: str, joined: ClientScores, alone: ClientScores) -> str:
     mean = f"{metric.words}, mean over clients: {means[0]} in the federation, {means[1]} alone."
     if metric != ACCURACY:  # for which there is no test
         return f"{label} compared with training alone: {mean}"
-    clear = _clear(joined, alone)
+    clear = _clear(joined, alone, _effective(run, joined), len(shared))
     better = [name for name in shared if name in clear and ours[name] > own[name]]
     worse = [name for name in shared if name in clear and ours[name] < own[name]]
     groups = {"clearly better": better, "clearly worse": worse}
@@ -98,8 +98,8 @@ def _verdict(label: str, joined: ClientScores, alone: ClientScores) -> str:
     return f"{label} compared with training alone: {'; '.join(parts)}. {mean}"
 
 
-def _clear(joined: ClientScores, alone: ClientScores) -> set[str]:
-    """The clients with a difference that is more than chance.
+def _clear(joined: ClientScores, alone: ClientScores, tests: Mapping[str, float], comparisons: int) -> set[str]:
+    """The clients with a difference that is more than chance, corrected for the number of comparisons.
 
     If it is known which of a client's own test examples are right, the exact paired test decides. Otherwise the
     intervals that the number of test examples leaves open must not overlap, which is stricter.
@@ -107,15 +107,28 @@ def _clear(joined: ClientScores, alone: ClientScores) -> set[str]:
     ours, own = right_by_client(joined), right_by_client(alone)
     if ours and own:
         names = dict(zip(joined["clients"], _names(joined), strict=False))
-        return {names[c] for c in ours if c in own and differs(*only(ours[c].bits, own[c].bits))}
-    ends = [_intervals(clients) for clients in (joined, alone)]
-    shared = [name for name in ends[0] if name in ends[1]]
-    return {name for name in shared if max(each[name][0] for each in ends) > min(each[name][1] for each in ends)}
+        return {names[c] for c in ours if c in own and differs(*only(ours[c].bits, own[c].bits), comparisons)}
+    scores, clear = [_by_name(clients) for clients in (joined, alone)], set()
+    for name, count in tests.items():
+        ends = [binomial_interval(100 * known[name], count, comparisons) for known in scores if name in known]
+        if len(ends) == 2 and max(low for low, _ in ends) > min(high for _, high in ends):
+            clear.add(name)
+    return clear
 
 
-def _intervals(clients: ClientScores) -> dict[str, tuple[float, float]]:
-    rows = zip(_names(clients), clients["scores"], clients["tested"], strict=False)
-    return {name: binomial_interval(100 * score, tests) for name, score, tests in rows if tests}
+def _effective(run: RunRecord, clients: ClientScores) -> dict[str, float]:
+    """The number of test examples that the score of each client rests on; clients of which it is unknown are left out.
+
+    A client that is measured by its classes has the effective number of a weighted mean.
+    """
+    names = dict(zip(clients["clients"], _names(clients), strict=False))
+    if clients["measured_on"] != "classes":
+        return {name: count for name, count in zip(names.values(), clients["tested"], strict=False) if count}
+    per_class = [sum(row) for row in run.result.get("classes", {}).get("confusion", [])]
+    rows = zip(run.data.get("shown", []), run.data.get("counts", []), strict=False)
+    known = {names[client]: counts for client, counts in rows if client in names and len(counts) == len(per_class)}
+    found = {name: effective_count(counts, per_class) for name, counts in known.items()}
+    return {name: count for name, count in found.items() if count}
 
 
 def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
@@ -127,9 +140,7 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
     alone = any(runs[label].method == LOCAL for label in found)
     text = [
         f"{metric.words} of the last model for each client. {_MEASURED[first['measured_on']]}",
-        f"{len(first['clients'])} of {first['of']} clients, drawn at random."
-        if len(first["clients"]) < first["of"]
-        else "",
+        _about_others(runs[next(iter(found))], first),
         "With local, each client trains alone, with as many passes over its data as in the federation on average."
         if alone
         else "To compare with clients that train alone, run the method local too (feddle compare --methods …,local).",
@@ -139,11 +150,30 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
     return "Who benefits", " ".join(filter(None, text)), parts
 
 
+def _about_others(run: RunRecord, clients: ClientScores) -> str:
+    """Why some clients are not measured; empty if all are."""
+    measured, total = len(clients["clients"]), clients["of"]
+    if measured >= total:
+        return ""
+    section, usual = ("method", 50) if run.method == LOCAL else ("evaluation", 200)  # the defaults of `clients`
+    limit = finite(value_in(run.config, (section, "clients")))
+    if measured >= (usual if limit is None else limit) or clients["measured_on"] == "train":
+        return f"{measured} of {total} clients, drawn at random."
+    verb = "has" if total - measured == 1 else "have"
+    return f"{total - measured} of {total} clients {verb} no test example, so nothing can be said about them."
+
+
 def _about_clear(found: Sequence[ClientScores]) -> str:
     """When a difference between two models of a client is called clear."""
     if all(map(right_by_client, found)):
-        return "A difference is clear if an exact paired test on the client’s test examples has p < 0.05."
-    return "A difference is clear if the intervals of 95 % that the number of test examples leaves open do not overlap."
+        return (
+            "A difference is clear if an exact paired test on the client’s test examples has p < 0.05, divided by the"
+            " number of clients compared."
+        )
+    return (
+        "A difference is clear if the intervals that the number of test examples of each class leaves open do not"
+        " overlap. They are intervals of 95 %, widened for the number of clients compared (Bonferroni)."
+    )
 
 
 def _spread_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
@@ -152,7 +182,7 @@ def _spread_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
     rows = []
     for label, clients in found.items():
         ends = sorted(clients["scores"], reverse=not metric.higher)
-        values = [clients["mean"], clients["worst_tenth"], ends[0], median(ends), ends[-1]]
+        values = [clients["mean"], worst_tenth(clients), ends[0], median(ends), ends[-1]]
         rows.append(_row(label, map(metric.shown, values)))
     return _scrolled(heads, rows)
 
@@ -163,7 +193,8 @@ def _client_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
     sizes: dict[str, tuple[int, int]] = {}
     for clients in found.values():
         sizes |= dict(zip(_names(clients), zip(clients["examples"], clients["tested"], strict=False), strict=False))
-    heads = ["Client", "Trained on", "Tested on", *scores]
+    on_training = any(clients["measured_on"] == "train" for clients in found.values())
+    heads = ["Client", "Trained on", "Measured on (training)" if on_training else "Tested on", *scores]
     rows = [
         _row(name, [*map(str, counts), *(metric.shown(known.get(name)) for known in scores.values())])
         for name, counts in sizes.items()

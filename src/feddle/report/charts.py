@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from feddle.report.axes import Axis, Size, drawing, frame, margin_for, round_axis, thinned, value_axis
 from feddle.report.markup import Markup, each, element, folded, join, table
-from feddle.report.numbers import NONE
+from feddle.report.numbers import NONE, counted
 
 COLOURS, DASHES = 6, 4  # `.s0` and `.d0` ff. in page.css; further lines repeat the colours with another dash pattern
 
@@ -142,7 +142,7 @@ def _draw_bars(shares: dict[int, float], size: Size, spoken: str) -> Markup:
     width = max(1.0, 0.8 * slot)
     bars = []
     for late, share in shares.items():
-        title, top = element("title", f"{late} rounds late: {share:.1f}%"), y.place(share)
+        title, top = element("title", f"{counted(late, 'round')} late: {share:.1f}%"), y.place(share)
         at = {"x": x.place(late) - width / 2, "y": top, "width": width, "height": y.start - top}
         bars.append(element("rect", title, class_="bar", **at))
     return drawing(size, "bars", spoken, frame(x, y, "%", "rounds late", slot / 2), *bars)

@@ -41,7 +41,10 @@ def coefficient_figures(run: RunRecord, title: str) -> Markup | None:
     share = percent(run.negative_share)
     if len(names) < 2 or not any(found.means for found in shown):
         return _anchor_figure(shown, server, title, share, wide)
-    return join(_anchor_figure(shown, {}, title, share, wide), _block_figure(shown, names, server, title, wide))
+    every = [value for line in run.history for row in line.get("block_coefficients", []) for value in row]
+    share = percent(sum(value < 0 for value in every) / len(every))
+    anchors = _anchor_figure(shown, {}, title, share, wide, len(every), with_server=bool(server))
+    return join(anchors, _block_figure(shown, names, server, title, wide))
 
 
 def _search(line: HistoryLine, names: Sequence[str]) -> _Search | None:
@@ -60,9 +63,24 @@ def _search(line: HistoryLine, names: Sequence[str]) -> _Search | None:
     return _Search(line["round"], values, origins, list(map(fmean, zip(*rows, strict=True))), server)
 
 
-def _anchor_figure(shown: Sequence[_Search], server: Rows, title: str, share: str, wide: int) -> Markup:
+def _anchor_figure(
+    shown: Sequence[_Search],
+    server: Rows,
+    title: str,
+    share: str,
+    wide: int,
+    count: int = 0,
+    *,
+    with_server: bool = False,
+) -> Markup:
+    """The map of the anchors. With blocks, `count` is the number of all coefficients, which the map does not show."""
     anchors = {str(row): cells for row, cells in enumerate(zip_longest(*(found.values for found in shown)), 1)}
-    negative = join(f": {share} of the coefficients are ", element("span", "negative", class_="below"), ".")
+    word = element("span", "negative", class_="below")
+    negative = join(f": {share} of the coefficients are ", word, ".")
+    if count:
+        whose = "anchor (and the server’s own update)" if with_server else "anchor"
+        first = f": of all {count:,} coefficients, one per {whose} and block, {share} are "
+        negative = join(first, word, "; the map shows the mean over the blocks.")
     values = [value for found in shown for value in found.values]
     ends = f"from {number(min(values))} to {number(max(values))}"
     spoken = f"Coefficients of {title} by round and row of the atlas, {ends}; {share} negative."
@@ -97,13 +115,14 @@ def _block_figure(shown: Sequence[_Search], names: Sequence[str], server: Rows, 
 
 
 def _block_note(search: _Search, names: Sequence[str]) -> str:
-    """The blocks with the lowest and the highest mean of a search."""
+    """The blocks with the lowest and the highest mean of a search, as differences from the mean of all blocks."""
     if not search.means:
         return _note(search, "no search")
-    low, high = (end(zip(search.means, names, strict=True)) for end in (min, max))
+    middle = fmean(search.means)
+    low, high = (end(zip((mean - middle for mean in search.means), names, strict=True)) for end in (min, max))
     return _note(search, f"lowest {number(low[0])} ({low[1]}), highest {number(high[0])} ({high[1]})")
 
 
 def _note(search: _Search, text: str) -> str:
-    server = "" if search.server is None else f", server {search.server:.4g}"
+    server = "" if search.server is None else f", {_SERVER}: {number(search.server - 1)}"
     return f"round {search.round}: {text}{server}"

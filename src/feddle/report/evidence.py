@@ -9,7 +9,7 @@ from typing import NamedTuple
 from feddle.core.metrics import ACCURACY, Metric
 from feddle.records import ClientScores, RunRecord, finite
 from feddle.report.grid import HOW, LOCAL, Cell, Grid, Panel
-from feddle.report.numbers import Spread, listed
+from feddle.report.numbers import Spread, counted, in_sentence, listed
 
 _LEVEL = 0.05  # a p-value below it supports a difference
 _FEWEST_ROUNDS = 20  # of a run that may win
@@ -71,13 +71,13 @@ def _obstacle(grid: Grid, cells: Sequence[Cell]) -> str:
         return "quick runs are not results"
     if len(cells) > 1 and "title" not in grid.record and (differing := _differing(runs)):  # a table compares by design
         return f"the runs differ in {listed(differing)}"
-    if len(metrics := dict.fromkeys(cell.metric.words.lower() for cell in cells)) > 1:
+    if len(metrics := dict.fromkeys(in_sentence(cell.metric) for cell in cells)) > 1:
         return f"the runs are measured by {listed(list(metrics))}"
     if not all(cell.is_final for cell in cells):
         return "not all runs are finished"
     rounds = [number for run in runs if (number := finite(run.config.get("rounds"))) is not None]
     shortest = min(rounds, default=_FEWEST_ROUNDS)
-    return f"a run of {shortest:g} rounds is too short" if shortest < _FEWEST_ROUNDS else ""
+    return f"a run of {counted(round(shortest), 'round')} is too short" if shortest < _FEWEST_ROUNDS else ""
 
 
 def _differing(runs: Sequence[RunRecord]) -> list[str]:
@@ -99,6 +99,8 @@ def difference(first: Cell, second: Cell) -> Evidence:
     others = {str(run.config.get("seed")): run for run in second.runs}
     pairs = [(run, others[seed]) for run in first.runs if (seed := str(run.config.get("seed"))) in others]
     votes = [found for pair in pairs if (found := _votes(*pair)) is not None]
+    if on_training(first) != on_training(second):
+        return Evidence(False, f"no lead is named, because {LOCAL} is measured on training examples")
     if not pairs or (len(pairs) == 1 and not votes):
         return Evidence(False, f"no lead is named, because {_lack(pairs, first.metric)}")
     said = []
@@ -118,12 +120,18 @@ def difference(first: Cell, second: Cell) -> Evidence:
     return Evidence(True, tests="; ".join(said))
 
 
+def on_training(cell: Cell) -> bool:
+    """Whether the number of a method is measured on training examples, which is so for `local` without classes."""
+    alone = [clients for run in cell.runs if run.method == LOCAL and (clients := run.result.get("clients"))]
+    return any(clients["measured_on"] == "train" for clients in alone)
+
+
 def _lack(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) -> str:
     """What is missing to compare two methods."""
     if not pairs:
         return "the runs have no seed in common"
     if metric != ACCURACY:
-        return f"one seed cannot show a difference of {metric.words.lower()}"
+        return f"one seed cannot show a difference of {in_sentence(metric)}"
     if any(run.method == LOCAL for pair in pairs for run in pair):
         return "the data does not say which client a test example belongs to"
     return "it is not recorded which test examples are right"
@@ -173,9 +181,12 @@ def right_by_client(clients: ClientScores | None) -> dict[int, Right]:
     return {client: Right(int(bits, 16), tests) for client, bits, tests in rows}
 
 
-def differs(more: int, less: int) -> bool:
-    """Whether two models differ by the exact test, if `more` and `less` examples are right by only one of them."""
-    return exact_p(more, less) < _LEVEL
+def differs(more: int, less: int, comparisons: int = 1) -> bool:
+    """Whether two models differ by the exact test, if `more` and `less` examples are right by only one of them.
+
+    The level is divided by the number of comparisons (Bonferroni).
+    """
+    return exact_p(more, less) < _LEVEL / comparisons
 
 
 def exact_p(more: int, less: int) -> float:

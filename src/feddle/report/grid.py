@@ -134,6 +134,11 @@ class Panel:
         return next((run.metric for run in self.runs), ACCURACY)
 
 
+def is_local(cell: Cell) -> bool:
+    """Whether its clients train alone, so that the server has no rounds."""
+    return bool(cell.runs) and all(run.method == LOCAL for run in cell.runs)
+
+
 @dataclass(frozen=True)
 class Grid:
     """A grid and its runs."""

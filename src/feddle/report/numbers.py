@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 
 from feddle.core.metrics import ACCURACY, Metric
 
@@ -33,9 +33,20 @@ def spread_of(values: Sequence[float | None], metric: Metric = ACCURACY) -> Spre
     return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known), metric)
 
 
-def binomial_interval(percentage: float, count: int) -> tuple[float, float]:
-    """Wilson's interval of 95 % around a percentage of `count` examples."""
-    z, share = 1.96, min(max(percentage / 100, 0.0), 1.0)
+def effective_count(weights: Sequence[float], counts: Sequence[int]) -> float:
+    """The number of examples with the same uncertainty as a weighted mean over classes: 1 / Σ w²/n.
+
+    Classes without examples do not count; the weights of the others are made to sum to 1.
+    """
+    known = [(weight, count) for weight, count in zip(weights, counts, strict=True) if count]
+    spread = sum(weight * weight / count for weight, count in known)
+    return sum(weight for weight, _ in known) ** 2 / spread if spread else 0.0
+
+
+def binomial_interval(percentage: float, count: float, comparisons: int = 1) -> tuple[float, float]:
+    """Wilson's interval of 95 % around a percentage of `count` examples; wider by Bonferroni for more comparisons."""
+    z = 1.96 if comparisons == 1 else NormalDist().inv_cdf(1 - 0.025 / comparisons)
+    share = min(max(percentage / 100, 0.0), 1.0)
     middle, half = share + z * z / (2 * count), z * sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     return tuple(100 * (middle + side) / (1 + z * z / count) for side in (-half, half))  # type: ignore[return-value]
 
@@ -84,6 +95,11 @@ def megabytes(count: float | None) -> str:
         return NONE
     size = count / 1e6
     return f"{size:,.1f}" if size < 99.95 else f"{size:,.0f}"
+
+
+def in_sentence(metric: Metric) -> str:
+    """The name of a metric inside a sentence; F1 keeps its capital letter."""
+    return metric.words if metric.words.isupper() else metric.words.lower()
 
 
 def counted(number: int, noun: str) -> str:

@@ -14,13 +14,13 @@ from feddle.report.benefits import benefits
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.clients import client_figures
 from feddle.report.coefficients import coefficient_figures
-from feddle.report.grid import CENTER, Grid, Panel, read_grids
+from feddle.report.grid import CENTER, LOCAL, Grid, Panel, is_local, read_grids
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
-from feddle.report.numbers import NONE, counted
-from feddle.report.setting import differences, examples, really_run, setting, versions
+from feddle.report.numbers import NONE, counted, listed
+from feddle.report.setting import differences, discards_late, examples, really_run, setting, versions
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
 from feddle.report.warnings import warnings
-from feddle.report.words import ABOUT, headline, lead
+from feddle.report.words import ABOUT, DISCARDING, headline, lead
 
 _QUANTITIES = {
     "update_cosine": "Cosine between a client’s update and the true update: mean and range over clients",
@@ -101,7 +101,9 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
         " MB (10⁶ bytes) sent to and from the clients until then. For a server that waits for its slowest client, the"
         f" waiting time is included.{'' if one else ' Time, MB up and MB down: of a whole run.'}"
     )
-    priced = html_table(cost(panel, target), [note], " cells") if len(panel.rows) > 1 or target is not None else None
+    prices = cost(panel, target)
+    asked = len(panel.rows) > 1 or target is not None
+    priced = html_table(prices, [note], " cells") if prices.rows and asked else None
     partitions = client_figures(panel)
     counts = examples(panel.runs)
     notes = [*([counts] if counts and not partitions else []), *table_notes(grid, panel)]
@@ -121,7 +123,9 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
 def _about_curves(panel: Panel) -> str:
     of_accuracy = panel.metric == ACCURACY
     counts = {len(cell.runs) for cell in panel.cells.values() if cell.runs}
+    alone = listed([panel.rows[row] for (row, _), cell in panel.cells.items() if is_local(cell)] or [LOCAL])
     bands = {
+        f"{alone}: mean of the clients’ own models, which is no curve.": any(map(is_local, panel.cells.values())),
         "Lines are means over seeds, bands are their range.": max(counts) > 1,
         "The band of one seed is the interval of 95 % that the number of test examples leaves open.": 1 in counts
         and of_accuracy,
@@ -136,7 +140,8 @@ def _about_curves(panel: Panel) -> str:
 def html_table(shown: Table, notes: Sequence[str], kind: str = "") -> Markup:
     """A table with notes below it."""
     rows = [join(_label(row), *map(_entry, row.entries)) for row in shown.rows]
-    return join(table(f"results{kind}", [shown.label, *shown.headings], rows), each("p", notes, class_="note"))
+    drawn = table(f"results{kind}", [shown.label, *shown.headings], rows)
+    return join(element("div", drawn, class_="sideways"), each("p", notes, class_="note"))
 
 
 def _label(row: Row) -> Markup:
@@ -156,9 +161,14 @@ def _entry(entry: Entry) -> Markup:
 
 
 def _about_rows(panel: Panel) -> Markup | None:
-    known = {name: ABOUT[row] for row, name in panel.rows.items() if row in ABOUT}
+    known = {name: _about(row, panel) for row, name in panel.rows.items() if row in ABOUT}
     items = [join(element("strong", name), f" {about}.") for name, about in known.items()]
     return folded("About the rows", element("ul", each("li", items))) if items else None
+
+
+def _about(row: str, panel: Panel) -> str:
+    runs = [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]
+    return DISCARDING if row == "fedavg" and runs and all(map(discards_late, runs)) else ABOUT[row]
 
 
 def _curves(grid: Grid, panel: Panel) -> list[Markup]:

@@ -24,6 +24,7 @@ _FACTS = {
     "server labels": ("{data.server.label_noise:%} of the server’s labels wrong",),
     "privacy": ("privacy noise z = {privacy.noise_multiplier}",),
 }
+UNKNOWN_EXAMPLES = "data.json is missing or damaged, so the numbers of examples are unknown."
 _KEY = re.compile(r"\{([\w.]+)(:%)?\}")
 
 
@@ -113,9 +114,17 @@ def refusals(run: RunRecord) -> list[Refusal]:
     return [each for found in rounds.values() for each in found]
 
 
+def discards_late(run: RunRecord) -> bool:
+    """Whether its method is one that uses only updates of the current round."""
+    return value_in(run.config, ("method", "late")) == "discard"
+
+
 def remarks(run: RunRecord) -> list[str]:
-    """The updates that the server refused, and the privacy that the clients spent."""
+    """The updates that the server refused or discarded, and the privacy that the clients spent."""
     found = []
+    late = [staleness > 0 for line in run.history for staleness in line.get("staleness", [])]
+    if any(late) and discards_late(run):
+        found.append(f"{100 * sum(late) / len(late):.1f} % of the updates that arrived were late and discarded")
     if counts := refused(run):
         found.append("updates refused: " + ", ".join(f"{reason} ({count})" for reason, count in counts.items()))
     if spent := run.result.get("privacy"):

@@ -6,9 +6,20 @@ from statistics import fmean, median
 
 from feddle.core.metrics import ACCURACY
 from feddle.records import RunRecord
-from feddle.report.evidence import standing
-from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel
-from feddle.report.numbers import NONE, Spread, duration, listed, mean_of, megabytes, percent, signed, spread_text
+from feddle.report.evidence import on_training, standing
+from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel, is_local
+from feddle.report.numbers import (
+    NONE,
+    Spread,
+    counted,
+    duration,
+    listed,
+    mean_of,
+    megabytes,
+    percent,
+    signed,
+    spread_text,
+)
 from feddle.report.setting import differences, facts, remarks
 
 QUICK = (
@@ -25,6 +36,7 @@ _MEASURES: Mapping[str, tuple[str, Callable[[float | None], str] | None, str]] =
     "MB up": ("bytes_up", megabytes, "MB: 10⁶ bytes sent by and to the clients."),
     "MB down": ("bytes_down", megabytes, ""),
 }
+ON_TRAINING = " on training examples"
 _HEADS = {
     "dirichlet": "Dir(α): how unevenly the classes are divided between the clients; 0.1 is very uneven, 1 is less so.",
     "delay_sigma": "σ: delay of the updates in rounds, as the scale of a half-normal distribution.",
@@ -129,7 +141,9 @@ def _row_notes(grid: Grid, cell: Cell) -> list[str]:
     differing = differences(grid.runs)
     own = [found for key in differing if len(found := {facts(run).get(key) for run in cell.runs}) == 1]
     setting = ", ".join(text for found in own for text in found if text)
-    return [text for text in dict.fromkeys([setting, *(text for run in cell.runs for text in remarks(run))]) if text]
+    trained = f"measured{ON_TRAINING}" if on_training(cell) else ""
+    notes = [setting, trained, *(text for run in cell.runs for text in remarks(run))]
+    return [text for text in dict.fromkeys(notes) if text]
 
 
 def is_best(ours: Spread | None, among: Sequence[Spread | None]) -> bool:
@@ -214,7 +228,9 @@ def cost(panel: Panel, requested: float | None) -> Table:
     heads = [f"{name} {panel.metric.shown(target)}" for name, target in zip(names, targets, strict=True)]
     rows = []
     for row, label in panel.rows.items():
-        if runs := [run for (at, _), cell in panel.cells.items() if at == row for run in cell.runs]:
+        if runs := [
+            run for (at, _), cell in panel.cells.items() if at == row and not is_local(cell) for run in cell.runs
+        ]:
             cells = [panel.at(row, column) for column in range(len(targets))]
             measures = [_measure(runs, head) for head in whole]
             rows.append(Row(label, [*measures, *map(_price, heads, cells, targets)]))
@@ -241,7 +257,7 @@ def _price(heading: str, cell: Cell, target: float | None) -> Entry:
         return Entry(heading, "not reached" if cell.runs else NONE)
     rounds, sent = map(fmean, zip(*paid, strict=True))
     some = "" if len(paid) == len(cell.runs) else f", {len(paid)} of {len(cell.runs)} seeds"
-    return Entry(heading, f"{rounds:.0f} rounds", notes=[f"{megabytes(sent)} MB{some}"])
+    return Entry(heading, counted(round(rounds), "round"), notes=[f"{megabytes(sent)} MB{some}"])
 
 
 def price(run: RunRecord, target: float) -> tuple[float, float] | None:

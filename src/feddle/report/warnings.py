@@ -26,6 +26,7 @@ _OTHER_ADVICE = "Check that these clients run the same model and the same versio
 def warnings(grid: Grid) -> list[str]:
     """All warnings about a grid."""
     return [
+        *_lost_rounds(grid),
         *_refusals(grid),
         *_chance(grid),
         *_setting(grid),
@@ -33,6 +34,22 @@ def warnings(grid: Grid) -> list[str]:
         *_contents(grid.runs),
         *_seeds(grid),
     ]
+
+
+def _lost_rounds(grid: Grid) -> list[str]:
+    """The finished runs whose history has fewer rounds than their result says."""
+    found = []
+    for cell in grid.cells:
+        for run in cell.runs:
+            kept, expected = (
+                len({line["round"] for line in run.history if line["round"] > 0}),
+                run.result.get("rounds", 0),
+            )
+            if not run.status and kept < expected:
+                what = f"history.jsonl has {kept} of {counted(expected, 'round')} that result.json says"
+                seed = run.config.get("seed")
+                found.append(f"{cell.name}, seed {seed}: {what}, so curves and costs are incomplete.")
+    return found
 
 
 def _refusals(grid: Grid) -> list[str]:

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean
 
-from feddle.report.evidence import Standing, best_first, standing
+from feddle.report.evidence import Standing, best_first, on_training, standing
 from feddle.report.grid import CENTER, Grid, Panel
-from feddle.report.numbers import Spread, counted, listed, spread_of
-from feddle.report.tables import marks
+from feddle.report.numbers import Spread, counted, in_sentence, listed, spread_of
+from feddle.report.tables import ON_TRAINING, marks
 
 ABOUT = {
     "center": "trains on the server’s data only, without clients. It is the baseline",
@@ -28,6 +28,7 @@ ABOUT = {
     "feddf-ood": "is FedDF with out-of-domain data at the server",
     "feddle-ood": "is Feddle with out-of-domain data at the server",
 }
+DISCARDING = "averages the updates that arrive in their own round and discards late ones"  # fedavg, by default
 _FEW = 4  # names that a sentence lists
 
 
@@ -71,7 +72,7 @@ def _shown(spread: Spread) -> str:
 def _reached(spread: Spread) -> str:
     """The mean after `reaches`; one that is no share has the name of its metric."""
     text = _shown(spread)
-    return text if spread.metric.share else f"a {spread.metric.words.lower()} of {text}"
+    return text if spread.metric.share else f"a {in_sentence(spread.metric)} of {text}"
 
 
 def _sentence(text: str) -> str:
@@ -96,7 +97,8 @@ def _compared(grid: Grid, panel: Panel) -> str:
     if len(found.order) < 2:
         return ""
     (first, top), (second, next_best), *_ = found.order.items()
-    names = {row: f"{panel.rows[row]} ({_shown(spread)})" for row, spread in found.order.items()}
+    where = {row: ON_TRAINING if on_training(panel.at(row, 0)) else "" for row in found.order}
+    names = {row: f"{panel.rows[row]} ({_shown(spread)}{where[row]})" for row, spread in found.order.items()}
     center = _above_center(found.order)
     if found.obstacle:
         text = f"{listed(list(names.values()), _FEW)}. No winner is named, because {found.obstacle}{center}"
@@ -105,11 +107,17 @@ def _compared(grid: Grid, panel: Panel) -> str:
         tests = found.against[second].tests
         text = f"{panel.rows[first]} reaches {_reached(top)}, {points} {names[second]}{center}. {_sentence(tests)}"
     else:
-        level = [f"{names[row]}: {found.against[row].reason}" for row in found.level[1 : 1 + _FEW]]
+        level = _reasons({names[row]: found.against[row].reason for row in found.level[1:]})
         behind = [names[row] for row in found.order if row not in found.level]
         below = [f"Behind: {listed(behind, _FEW)}"] if behind else []
-        text = ". ".join([f"{panel.rows[first]} reaches {_reached(top)}{center}", *level, *below])
+        text = ". ".join([f"{panel.rows[first]} reaches {_reached(top)}{where[first]}{center}", *level, *below])
     return f"{_title(panel)}{text}."
+
+
+def _reasons(reasons: Mapping[str, str]) -> list[str]:
+    """Why no method leads over each of some methods. A reason is said once, with all methods that it holds for."""
+    said = {reason: [name for name in reasons if reasons[name] == reason] for reason in reasons.values()}
+    return [f"{listed(names, _FEW)}: {reason}" for reason, names in list(said.items())[:_FEW]]
 
 
 def _averages(grid: Grid, panel: Panel) -> str:

@@ -170,7 +170,7 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            remedy = "" if (self.path / CONFIG).exists() else "; name another folder with --out"
+            remedy = "" if (self.path / CONFIG).exists() else "; name another folder"
             raise StoppedError(f"cannot write to {self.path}: {error.strerror}{remedy}") from error
 
 

@@ -15,7 +15,7 @@ from command import run_feddle
 from feddle.data.examples import FromDataset, Selection, classes_of
 from feddle.reading import read_run
 from feddle.records import hex_of
-from feddle.report.evidence import exact_p, standing
+from feddle.report.evidence import exact_p, p_words, standing
 from feddle.report.grid import grid_of_runs
 from feddle.report.numbers import binomial_interval
 from feddle.report.page import page
@@ -274,3 +274,7 @@ def test_labels_are_known_only_where_they_are_classes() -> None:
     assert known.tolist() == [0, 1]
     for targets in (labels.float(), labels[:, None], labels - 1):
         assert classes_of(FromDataset(TensorDataset(torch.zeros(3, 2), targets))) is None
+
+
+def test_a_tiny_p_is_not_called_zero() -> None:
+    assert [p_words(p) for p in (0.0, 1e-9, 0.0213, 1.0)] == ["p < 0.001", "p < 0.001", "p = 0.021", "p = 1"]

@@ -107,7 +107,7 @@ def difference(first: Cell, second: Cell) -> Evidence:
     if votes:
         # The mean over seeds, not the sum: the seeds share test examples, so these are not new evidence.
         more, less, tests = (round(fmean(counts)) for counts in zip(*votes, strict=True))
-        examples, p = f"{tests:,} test examples", f"p = {exact_p(more, less):.2g}"
+        examples, p = f"{tests:,} test examples", p_words(exact_p(more, less))
         if not differs(more, less) or more < less:
             return Evidence(False, f"no difference that {examples} can show", f"exact paired test: {p}")
         said.append(f"exact paired test of the last models on {examples}: {p}")
@@ -212,3 +212,8 @@ def _over_seeds(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) ->
     low, high = fmean(values) - half, fmean(values) + half
     shown = f"{max(low, -100):.1f} to {min(high, 100):.1f} points" if metric.share else f"{low:.3g} to {high:.3g}"
     return low > 0, shown.replace("-", "−")
+
+
+def p_words(p: float) -> str:
+    """A p-value for readers."""
+    return f"p = {p:.2g}" if p >= 0.001 else "p < 0.001"

@@ -206,7 +206,7 @@ def _last_section(runs: Mapping[str, RunRecord]) -> Section:
     """Every metric of the last evaluation."""
     found = {label: last for label, run in runs.items() if (last := run.result.get("last"))}
     names = dict.fromkeys(name for last in found.values() for name in last)
-    rows = [_row(name, (_value(name, last.get(name)) for last in found.values())) for name in names]
+    rows = [_row(name.replace("_", " "), (_value(name, last.get(name)) for last in found.values())) for name in names]
     return "Metrics", "Every metric of the last evaluation.", [_scrolled(["Metric", *found], rows) if rows else None]
 
 

@@ -115,7 +115,7 @@ def refusals(run: RunRecord) -> list[Refusal]:
 
 
 def discards_late(run: RunRecord) -> bool:
-    """Whether its method is one that uses only updates of the current round."""
+    """Whether its method uses only updates of the current round."""
     return value_in(run.config, ("method", "late")) == "discard"
 
 

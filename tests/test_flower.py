@@ -1434,8 +1434,7 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
     assert lines_of(out)[: len(before)] == before
     kept = {path.name: path.read_bytes() for path in (out / "flower" / "certificates").glob("node-*")}
     assert kept == nodes, "the same keys, so the same nodes"
-    # on a busy machine, the SuperLink may count a node as gone whose heartbeat is late
-    assert re.search(r"version 3/3: [12] nodes, staleness", done.err)
+    assert "version 3/3: 2 nodes, staleness" in done.err
     assert "Report: " in done.out
     assert is_finished(out)
     assert living_below(out) == []

@@ -24,12 +24,10 @@ from variants import OUTSIDE
 from feddle.core.atlas import SearchSpace
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
-from feddle.core.search import Found, Objective, SearchTask, full_pass
 from feddle.core.seeds import torch_generator
 from feddle.data.examples import Examples, Selection
 from feddle.methods.feddle.gate import halves
 from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import PaperSearch
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
@@ -37,6 +35,7 @@ from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
 from feddle.training.distil import DistilObjective
 from feddle.training.objectives import TaskObjective
+from feddle.training.search import Found, Objective, PaperSearch, SearchTask, full_pass
 from feddle.training.surrogate import HeadOptions, SurrogateObjective
 from feddle.training.train import evaluate
 

@@ -16,18 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from feddle.core.atlas import SearchSpace
+from feddle.core.atlas import FloatRows, Rows, SearchSpace
 from feddle.core.blocks import Coefficients, make_blocks
 from feddle.core.layout import Layout, Weights
 from feddle.core.packed import Int8Rows
-from feddle.core.rows import FloatRows, Rows
-from feddle.core.search import SearchTask
 from feddle.data.examples import Images
-from feddle.methods.feddle.search import PaperSearch
 from feddle.models.cnn import CNN
 from feddle.models.resnet import ResNet18
 from feddle.training.machine import one_thread
 from feddle.training.objectives import TaskObjective
+from feddle.training.search import PaperSearch, SearchTask
 from feddle.training.train import Recipe, train
 
 STORAGE: dict[str, Callable[[int, int], Rows]] = {

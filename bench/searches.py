@@ -21,15 +21,23 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 
 from feddle.core.atlas import SearchSpace
-from feddle.core.search import Found, Objective, Search, SearchTask, full_pass
 from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.run.simulate import simulated
 from feddle.runtimes.simulation import Simulation
 from feddle.training.objectives import TaskObjective
+from feddle.training.search import (
+    AnnealedSearch,
+    Found,
+    LbfgsSearch,
+    Objective,
+    PaperSearch,
+    Search,
+    SearchTask,
+    full_pass,
+)
 from feddle.training.train import evaluate
 
 

@@ -22,8 +22,7 @@ from feddle.run.load import load_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.run.simulate import simulated
-from feddle.runtimes.simulation import Simulation
-from feddle.runtimes.trainers import Trainer
+from feddle.runtimes.simulation import Simulation, Trainer
 
 CONFIG = Path(__file__).resolve().parent.parent / "experiments" / "fashion-mnist-cnn.yaml"
 GOAL = 1.15

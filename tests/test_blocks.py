@@ -11,23 +11,21 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import feddle
-from feddle.core.atlas import Atlas, SearchSpace
+from feddle.core.atlas import Atlas, FloatRows, JoinedRows, Rows, SearchSpace
 from feddle.core.blocks import Blocks, Coefficients, Segment, make_blocks
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Slot
 from feddle.core.messages import Job
 from feddle.core.packed import Int8Rows
-from feddle.core.rows import FloatRows, JoinedRows, Rows
-from feddle.core.search import SearchTask
 from feddle.data.examples import FromDataset
-from feddle.methods.convex import ConvexMerging
+from feddle.methods.convex import ConvexMerging, ConvexOptions
 from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch, SgdSearch
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.fedft import FedFT
 from feddle.training.parts import Parts
+from feddle.training.search import AnnealedSearch, LbfgsSearch, PaperSearch, SearchTask, SgdSearch
 from feddle.training.train import Recipe
 from three_numbers import Played, Quadratic, arrival, bench, close, numbers, weights
 
@@ -188,7 +186,7 @@ def test_feddle_with_blocks_worked_out() -> None:
 
 
 def test_convex_merging_stays_in_the_hull_of_each_block() -> None:
-    strategy = Played(ConvexMerging(Quadratic(9.0, -9.0, -9.0), 0.5, 50, 4, seed=0, blocks=TWO))
+    strategy = Played(ConvexMerging(ConvexOptions(lr=0.5, epochs=50, batch_size=4), Quadratic(9.0, -9.0, -9.0), 0, TWO))
     start = weights(0.0, 0.0, 0.0)
     merged = strategy.merge(start, [arrival(1.0, 1.0, 1.0), arrival(-1.0, -1.0, -1.0)])
     assert close(merged.vector, 1.0, -1.0, -1.0)  # the first model in one block, the second in the other
@@ -201,7 +199,7 @@ def test_the_search_starts_at_fed_ft_on_the_fallback() -> None:
     recipe = Recipe(lr=0.01, epochs=2, batch_size=2)
     rounds = [[arrival(3.0, 0.5, 0.0), arrival(-1.0, 1.0, 2.0, staleness=3)], [], [arrival(0.0, 1.0, 1.0)] * 2]
     for blocks in (None, TWO):
-        anchor = ServerAnchor(bench(), numbers(), recipe, holdout=0.0, seed=5)
+        anchor = ServerAnchor(ServerAnchorOptions(holdout=0), bench(), numbers(), recipe, seed=5)
         ours = with_blocks(blocks, server_anchor=anchor)
         theirs = Played(FedFT(FedBuff(FedBuffOptions(buffer_size=2)), bench(), numbers(), recipe, seed=5))
         model = MODEL
@@ -224,14 +222,15 @@ def test_rounds_before_the_first_arrival(storage: str, coefficients: str, search
 
 
 def test_a_search_without_any_direction_stays_where_it_is() -> None:
-    anchor = ServerAnchor(bench(), numbers(), Recipe(lr=1e-30), holdout=0.0)
+    anchor = ServerAnchor(ServerAnchorOptions(holdout=0), bench(), numbers(), Recipe(lr=1e-30))
     search = SgdSearch(epochs=1, batch_size=4)
     strategy = Played(Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), server_anchor=anchor))
     assert torch.equal(strategy.merge(MODEL, []).vector, MODEL.vector)
 
 
 def test_the_server_anchor_is_not_in_the_atlas() -> None:
-    strategy = with_blocks(None, server_anchor=ServerAnchor(bench(), numbers(), Recipe(lr=0.01), holdout=0.0))
+    anchor = ServerAnchor(ServerAnchorOptions(holdout=0), bench(), numbers(), Recipe(lr=0.01))
+    strategy = with_blocks(None, server_anchor=anchor)
     strategy.merge(MODEL, [])
     assert len(strategy.atlas) == 0
     assert strategy.notes["coefficients"] == []
@@ -242,7 +241,7 @@ def test_the_server_anchor_is_not_in_the_atlas() -> None:
 
 def test_at_least_one_example_is_trained_on() -> None:
     one = FromDataset(TensorDataset(torch.zeros(1, 1), torch.zeros(1, 3)))
-    kept, held = ServerAnchor(bench(), one, Recipe(), holdout=0.9).split(1)
+    kept, held = ServerAnchor(ServerAnchorOptions(holdout=0.9), bench(), one, Recipe()).split(1)
     assert kept.tolist() == held.tolist() == [0]
 
 
@@ -250,7 +249,7 @@ def test_at_least_one_example_is_trained_on() -> None:
 def test_held_out_examples_are_not_trained_on(share: float, round: int, rotate: bool) -> None:
     count = 20
     examples = FromDataset(TensorDataset(torch.zeros(count, 1), torch.zeros(count, 3)))
-    anchor = ServerAnchor(bench(), examples, Recipe(), holdout=share, rotate=rotate)
+    anchor = ServerAnchor(ServerAnchorOptions(holdout=share, rotate=rotate), bench(), examples, Recipe())
     kept, held = (set(part.tolist()) for part in anchor.split(round))
     assert kept | held == set(range(count))
     if share:
@@ -295,7 +294,7 @@ def test_feddle_plus_is_feddle_with_more_directions() -> None:
     assert isinstance(strategy, Feddle)
     assert strategy.blocks is not None
     assert strategy.server_anchor is not None
-    assert strategy.server_anchor.holdout == ServerAnchorOptions().holdout
+    assert strategy.server_anchor.options == ServerAnchorOptions()
     assert strategy.server_anchor.recipe.epochs == 50  # 1000 / 20 server images
     assert isinstance(strategy.fallback, FedBuffFallback)
     assert (strategy.fallback.buffer_size, strategy.fallback.staleness) == (3, "constant")  # 3 clients per round

@@ -11,18 +11,16 @@ from torch import Tensor, nn
 
 import feddle
 from command import PYTHON, run_process
-from feddle.core.atlas import Atlas, Eviction, SearchSpace
+from feddle.core.atlas import Atlas, Eviction, FloatRows, SearchSpace
 from feddle.core.batches import mini_batches
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights, find_head
 from feddle.core.messages import Job
-from feddle.core.rows import FloatRows
-from feddle.core.search import SearchTask, full_pass
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples
-from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.methods.strategy import polynomial, staleness_weight
 from feddle.training.objectives import TaskObjective
+from feddle.training.search import AnnealedSearch, LbfgsSearch, PaperSearch, SearchTask, full_pass
 from three_numbers import Quadratic, close, weights
 
 

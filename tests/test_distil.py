@@ -11,13 +11,12 @@ from torch.utils.data import Dataset, TensorDataset
 import feddle
 from feddle.core.atlas import Atlas
 from feddle.core.layout import Layout, Weights
-from feddle.core.search import full_pass
 from feddle.core.state import load, save
 from feddle.data.examples import Examples, FromDataset
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import PaperSearch
 from feddle.training.distil import DistilObjective
+from feddle.training.search import PaperSearch, full_pass
 from feddle.training.workbench import Workbench
 from three_numbers import Played, Scaled, arrival, bench, close, numbers, weights
 

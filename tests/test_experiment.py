@@ -29,20 +29,18 @@ from feddle.data.examples import Images
 from feddle.methods import options as methods
 from feddle.methods.fedavg import FedAvg, FedAvgOptions
 from feddle.methods.fedbuff import FedBuff, FedBuffOptions
-from feddle.methods.feddle.anchors import CalibratedAnchors
 from feddle.methods.feddle.fallback import FedAsyncFallback, NoFallback
-from feddle.methods.feddle.method import Feddle, FeddleOptions
-from feddle.methods.feddle.search import AnnealedSearch, LbfgsSearch, PaperSearch
+from feddle.methods.feddle.method import CalibratedAnchors, Feddle, FeddleOptions
 from feddle.run.folder import run_config
 from feddle.run.load import load_config, parse_config, with_value
 from feddle.run.problem import PartitionedClients, build_problem
 from feddle.run.reference import reference
 from feddle.run.run import Run
 from feddle.run.simulate import simulated
-from feddle.runtimes.simulation import Delays, Simulation
-from feddle.runtimes.trainers import InlineTrainer
+from feddle.runtimes.simulation import Delays, InlineTrainer, Simulation
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
+from feddle.training.search import AnnealedSearch, LbfgsSearch, PaperSearch
 from feddle.training.train import Recipe
 from needs import skip_without_bfloat16
 from tiny import TINY, tiny

@@ -18,9 +18,9 @@ from feddle.core.errors import FeddleError
 from feddle.core.messages import Job, Update
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import PaperSearch
 from feddle.run.load import load_config
 from feddle.server import Server
+from feddle.training.search import PaperSearch
 from three_numbers import Quadratic, state, weights
 
 Random = np.random.Generator

@@ -10,18 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from feddle.core.atlas import Atlas, SearchSpace
+from feddle.core.atlas import Atlas, FloatRows, SearchSpace
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
-from feddle.core.rows import FloatRows
-from feddle.core.search import Found, SearchTask
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, halves
 from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import PaperSearch
 from feddle.run.folder import run_config
 from feddle.run.load import parse_config
+from feddle.training.search import Found, PaperSearch, SearchTask
 from killing import METHODS, small
 from three_numbers import Played, arrival, close, weights
 

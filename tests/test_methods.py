@@ -19,18 +19,17 @@ from feddle.data.examples import FromDataset
 from feddle.methods.ca2fl import CA2FL, Ca2flOptions
 from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache, _FileRows
-from feddle.methods.convex import ConvexMerging, into_simplex
+from feddle.methods.convex import ConvexMerging, ConvexOptions, into_simplex
 from feddle.methods.fadas import Fadas, FadasOptions
 from feddle.methods.fedasync import FedAsync, FedAsyncOptions
 from feddle.methods.fedavg import FedAvg, FedAvgOptions
 from feddle.methods.feddf import FedDF, FedDFOptions
-from feddle.methods.feddle.anchors import CalibratedAnchors
 from feddle.methods.feddle.fallback import FedBuffFallback
-from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import PaperSearch
+from feddle.methods.feddle.method import CalibratedAnchors, Feddle
 from feddle.methods.fedft import FedFT
-from feddle.methods.hfcl import HFCL
+from feddle.methods.hfcl import HFCL, HfclOptions
 from feddle.methods.median import CoordinateMedian, MedianOptions
+from feddle.training.search import PaperSearch
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench
 from three_numbers import Played, Quadratic, Scaled, arrival, bench, close, numbers, weights
@@ -231,10 +230,10 @@ def test_convex_merging_finds_the_best_point_of_the_hull() -> None:
     # The server wants (1,2,0) = ¼(4,0,0) + ½(0,4,0) + ¼·current, which is inside
     reported = [arrival(4.0, 0.0, 0.0), arrival(0.0, 4.0, -1.0, start=weights(0.0, 0.0, 1.0), staleness=5)]
     origin = weights(0.0, 0.0, 0.0)
-    strategy = Played(ConvexMerging(Quadratic(1.0, 2.0, 0.0), lr=0.01, epochs=400, batch_size=4, seed=0))
+    strategy = Played(ConvexMerging(ConvexOptions(epochs=400, batch_size=4), Quadratic(1.0, 2.0, 0.0), 0))
     assert torch.allclose(strategy.merge(origin, reported).vector, torch.tensor([1.0, 2.0, 0.0]), atol=1e-2)
     # (−1, 9, 0) is outside: no negative coefficient, and at the most the whole of a vertex
-    outside = Played(ConvexMerging(Quadratic(-1.0, 9.0, 0.0), lr=0.01, epochs=400, batch_size=4, seed=0))
+    outside = Played(ConvexMerging(ConvexOptions(epochs=400, batch_size=4), Quadratic(-1.0, 9.0, 0.0), 0))
     assert torch.allclose(outside.merge(origin, reported).vector, torch.tensor([0.0, 4.0, 0.0]), atol=1e-2)
     assert outside.notes["coefficients"] == pytest.approx([0.0, 1.0], abs=1e-3)
 
@@ -256,7 +255,7 @@ def test_fed_ft_merges_and_then_fine_tunes() -> None:
 def test_hfcl_averages_the_server_in_as_one_more_client() -> None:
     # from w₁ = 2 the server's own update is −0.8 with one example; the client's is +0.4 with three, the late one is
     # discarded: ¼·(−0.8) + ¾·0.4 = 0.1
-    strategy = Played(HFCL(bench(), numbers(), SGD, late="discard", seed=0))
+    strategy = Played(HFCL(HfclOptions(), bench(), numbers(), SGD))
     arrivals = [arrival(0.4, 0.0, 0.0, examples=3), arrival(100.0, 0.0, 0.0, staleness=1)]
     assert close(strategy.merge(weights(2.0, 0.0, 0.0), arrivals).vector, 2.1, 0.0, 0.0)
     assert close(strategy.merge(weights(2.0, 0.0, 0.0), []).vector, 1.2, 0.0, 0.0)

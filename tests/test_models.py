@@ -24,9 +24,9 @@ from torch.utils.data import TensorDataset
 
 import feddle
 from command import run_feddle
+from feddle.core.atlas import FloatRows
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
-from feddle.core.rows import FloatRows
 from feddle.data.fetch.fetching import tensors_hash
 from feddle.data.source import Unusable
 from feddle.methods.feddle.method import Feddle

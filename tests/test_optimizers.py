@@ -9,8 +9,8 @@ from torch import nn
 
 from command import PYTHON, run_process
 from feddle.core.errors import FeddleError
-from feddle.methods.feddle.search import SmallAdam
 from feddle.training.kernels.optimizers import SGD, Adam, Optimizer
+from feddle.training.search import SmallAdam
 from feddle.training.train import Recipe
 
 PAIRS: dict[str, tuple[Any, Any]] = {"adam": (Adam, torch.optim.Adam), "sgd": (SGD, torch.optim.SGD)}

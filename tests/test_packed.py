@@ -12,11 +12,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import feddle
-from feddle.core.atlas import Atlas
+from feddle.core.atlas import Atlas, FloatRows, Rows
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.core.packed import Int8Rows
-from feddle.core.rows import FloatRows, Rows
 from feddle.methods.feddle.method import Feddle
 
 MAKERS: dict[str, Callable[[int, int], Rows]] = {

@@ -611,7 +611,7 @@ def test_a_comparison_that_was_stopped_is_finished_by_one_command(
     shown: list[tuple[str, int]] = []
 
     def show(display: RunDisplay, line: Line) -> None:
-        shown.append((display.tasks[-1].description, line["round"]))
+        shown.append((display.bars.tasks[-1].description, line["round"]))
         if shown[-1] == ("fedbuff", 5) and shown.count(shown[-1]) == 1:
             raise KeyboardInterrupt
 

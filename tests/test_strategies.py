@@ -14,25 +14,24 @@ from feddle.core.metrics import ACCURACY
 from feddle.methods.ca2fl import CA2FL, Ca2flOptions
 from feddle.methods.center import Center
 from feddle.methods.client_cache import ClientCache
-from feddle.methods.convex import ConvexMerging
+from feddle.methods.convex import ConvexMerging, ConvexOptions
 from feddle.methods.fadas import Fadas, FadasOptions
 from feddle.methods.fedasync import FedAsync, FedAsyncOptions
 from feddle.methods.fedavg import FedAvg, FedAvgOptions, Late
 from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.feddf import FedDF, FedDFOptions
-from feddle.methods.feddle.anchors import Anchoring, CalibratedAnchors, RawAnchors
 from feddle.methods.feddle.fallback import Fallback, FedAsyncFallback, FedAvgFallback, FedBuffFallback, NoFallback
 from feddle.methods.feddle.gate import GatedSearch
-from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import PaperSearch
-from feddle.methods.feddle.server_anchor import ServerAnchor
+from feddle.methods.feddle.method import Anchoring, CalibratedAnchors, Feddle, RawAnchors
+from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.fedft import FedFT
-from feddle.methods.hfcl import HFCL
+from feddle.methods.hfcl import HFCL, HfclOptions
 from feddle.methods.local import Local
 from feddle.methods.median import CoordinateMedian, MedianOptions
 from feddle.methods.strategy import Strategy
 from feddle.training.distil import DistilObjective
 from feddle.training.parts import ClientScore
+from feddle.training.search import PaperSearch
 from feddle.training.train import Recipe
 from three_numbers import Played, Quadratic, Scaled, arrival, bench, close, numbers, weights
 
@@ -207,6 +206,10 @@ SEARCH = PaperSearch(lr=0.05)
 BLOCKS = Segment(0, 1, 2, 0), Segment(2, 1, 1, 1)
 
 
+def server_anchor() -> ServerAnchor:
+    return ServerAnchor(ServerAnchorOptions(), bench(statistic=True), numbers(), RECIPE)
+
+
 class Nobody:
     """No client can be measured."""
 
@@ -229,9 +232,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "feddle-unnormalised": lambda: feddle(lr=0.05, normalise=False).strategy,
     "feddle-calibrated": lambda: feddle(lr=0.05, anchors=CalibratedAnchors(ClientCache(9, 3))).strategy,
     "feddle-blocks": lambda: feddle(lr=0.05, blocks=Blocks(("a", "b"), BLOCKS)).strategy,
-    "feddle-server": lambda: (
-        feddle(lr=0.05, server_anchor=ServerAnchor(bench(statistic=True), numbers(), RECIPE)).strategy
-    ),
+    "feddle-server": lambda: feddle(lr=0.05, server_anchor=server_anchor()).strategy,
     "feddle-distil": lambda: Feddle(
         DistilObjective(bench(Scaled(), statistic=True), numbers(), teachers=2), Atlas(4, 3), SEARCH, FedBuffFallback()
     ),
@@ -240,11 +241,11 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "ca2fl": lambda: CA2FL(Ca2flOptions(buffer_size=2), ClientCache(9, 3)),
     "fadas": lambda: Fadas(FadasOptions(buffer_size=2), 3),
     "median": lambda: CoordinateMedian(MedianOptions()),
-    "convex": lambda: ConvexMerging(Quadratic(0.0, 0.0, 0.0), 0.05, 2, 2, seed=0),
+    "convex": lambda: ConvexMerging(ConvexOptions(lr=0.05, epochs=2, batch_size=2), Quadratic(0.0, 0.0, 0.0), 0),
     "local": lambda: Local(Nobody(), limit=3, epochs=1, rounds=1),
     "center": lambda: Center(bench(statistic=True), numbers(), RECIPE, rounds=1, seed=0),
     "fed+ft": lambda: FedFT(FedBuff(FedBuffOptions(buffer_size=2)), bench(statistic=True), numbers(), RECIPE, seed=0),
-    "hfcl": lambda: HFCL(bench(statistic=True), numbers(), RECIPE, late="add_deltas", seed=0),
+    "hfcl": lambda: HFCL(HfclOptions(late="add_deltas"), bench(statistic=True), numbers(), RECIPE),
     "feddf": lambda: FedDF(FedDFOptions(late="add_deltas"), bench(Scaled(), statistic=True), numbers(), RECIPE),
 }
 TRAIN_ALONE = {"center", "fed+ft", "hfcl", "feddle-server"}  # they train on the server's data whatever arrives

@@ -9,19 +9,17 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import feddle
-from feddle.core.atlas import Atlas, SearchSpace
+from feddle.core.atlas import Atlas, FloatRows, SearchSpace
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
-from feddle.core.rows import FloatRows
-from feddle.core.search import Objective, SearchTask, full_pass, smoothness
 from feddle.core.state import load, save
 from feddle.data.examples import FromDataset, Images, draw
 from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
 from feddle.methods.feddle.method import Feddle
-from feddle.methods.feddle.search import PaperSearch, SgdSearch
 from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.plan import DiagnosticsOptions
 from feddle.run.problem import Problem
+from feddle.training.search import Objective, PaperSearch, SearchTask, SgdSearch, full_pass, smoothness
 from feddle.training.surrogate import HeadOptions, SurrogateObjective, cluster
 from three_numbers import Played, Quadratic, arrival, close, weights
 

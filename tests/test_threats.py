@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 import feddle
 from command import run_feddle
-from feddle.clients.attacks import FlippedLabels, Mixed, RandomUpdate, SignFlip, draw_attackers
+from feddle.clients.attacks import FlippedLabels, Mixed, draw_attackers, randomised, scaled
 from feddle.clients.private import PrivateWork
 from feddle.clients.work import Work
 from feddle.core.errors import FeddleError
@@ -31,8 +31,7 @@ from feddle.run.plan import Config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.run.simulate import simulated
-from feddle.runtimes.simulation import Simulation
-from feddle.runtimes.trainers import InlineTrainer
+from feddle.runtimes.simulation import InlineTrainer, Simulation
 from three_numbers import close, weights
 from tiny import tiny
 
@@ -48,7 +47,7 @@ def honest(job: Job, _: Weights) -> Update:
 
 
 def test_scaled_and_flipped_updates_differ_in_nothing_but_delta() -> None:
-    update = SignFlip(factor=2.0).poison(honest(JOB, START), seed=0)
+    update = scaled(honest(JOB, START), -2.0)
     assert close(update.delta, -2.0, -4.0, 4.0)
     assert replace(update, delta=START.vector).__dict__ | {"buffers": None} == (
         replace(honest(JOB, START), delta=START.vector).__dict__ | {"buffers": None}
@@ -56,7 +55,7 @@ def test_scaled_and_flipped_updates_differ_in_nothing_but_delta() -> None:
 
 
 def test_a_random_direction_is_as_long_as_the_honest_update() -> None:
-    one, again, other = (RandomUpdate().poison(honest(job, START), seed=0) for job in (JOB, JOB, Job(1, 1, 0)))
+    one, again, other = (randomised(honest(job, START), seed=0) for job in (JOB, JOB, Job(1, 1, 0)))
     assert torch.linalg.vector_norm(one.delta).item() == pytest.approx(3.0)  # √(1 + 4 + 4)
     assert torch.equal(one.delta, again.delta)
     assert not torch.equal(one.delta, other.delta)

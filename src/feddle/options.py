@@ -28,6 +28,8 @@ Share = Annotated[float, BeforeValidator(no_bool), Field(ge=0, le=1)]
 Decay = Annotated[float, BeforeValidator(no_bool), Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=100_000_000, strict=True)]
 CountOrZero = Annotated[int, Field(ge=0, le=100_000_000, strict=True)]
+ServerEpochs = Annotated[Count, Field(description="passes over the server's data per round")]
+BatchSize = Annotated[Count, Field(description="examples per batch")]
 
 
 class Options(BaseModel):

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -25,7 +25,7 @@ from feddle.report.setting import UNKNOWN_EXAMPLES, examples, remarks
 from feddle.report.tables import QUICK, footnotes, results
 from feddle.report.warnings import warnings
 from feddle.report.words import lead
-from feddle.run.progress import Display
+from feddle.run.progress import make_bars
 
 if TYPE_CHECKING:
     from feddle.grids.cells import Ended, Task
@@ -96,53 +96,67 @@ def terminal_table(grid: Grid, panel: Panel) -> Table:
     return shown
 
 
-class GridDisplay(Display):
+class GridDisplay:
     """One bar for the grid, counted in rounds, and one for each active run."""
 
     def __init__(self, runs: int, done: int, rounds: int, *, quiet: bool = False) -> None:
-        super().__init__("{task.description}", width=20, quiet=quiet)
         self.runs, self.done = runs, done
-        self._whole = self.add_task("all rounds", total=rounds, state=self._count())
-        self._bars: dict[str, Bar] = {}
+        self.bars = make_bars("{task.description}", width=20, quiet=quiet)
+        self._whole = self.bars.add_task("all rounds", total=rounds, state=self._count())
+        self._active: dict[str, Bar] = {}
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bars.stop()
 
     def begin(self, task: "Task") -> None:
         """A run has started or was resumed."""
-        self.add_task(task.label, total=task.config.rounds, state="")
-        self._bars[task.label] = self.tasks[-1]
+        self.bars.add_task(task.label, total=task.config.rounds, state="")
+        self._active[task.label] = self.bars.tasks[-1]
 
     def round(self, task: "Task", line: dict[str, Any]) -> None:
         """A round of a run is complete."""
-        bar = self._bars[task.label]
-        self.update(self._whole, advance=line["round"] - bar.completed)
-        self.update(bar.id, completed=line["round"])
+        bar = self._active[task.label]
+        self.bars.update(self._whole, advance=line["round"] - bar.completed)
+        self.bars.update(bar.id, completed=line["round"])
         if text := reached(line):
-            self.update(bar.id, state=text)
+            self.bars.update(bar.id, state=text)
 
     def end(self, task: "Task", ended: "Ended") -> None:
         """A run has ended."""
         self.done += 1
-        bar = self._bars.pop(task.label)
-        self.remove_task(bar.id)
-        self.update(self._whole, advance=task.config.rounds - bar.completed, state=self._count())
+        bar = self._active.pop(task.label)
+        self.bars.remove_task(bar.id)
+        self.bars.update(self._whole, advance=task.config.rounds - bar.completed, state=self._count())
         value = f"{ended.metric.shown(ended.score)} ({duration(ended.seconds)})"
         what = error_line(ended.reason) if ended.reason else value
-        self.console.print(f"{self._count()}  {task.label}: {what}", highlight=False, markup=False, soft_wrap=True)
+        self.bars.console.print(f"{self._count()}  {task.label}: {what}", highlight=False, markup=False, soft_wrap=True)
 
     def _count(self) -> str:
         return f"{self.done}/{self.runs} runs"
 
 
-class FederationDisplay(Live):
+class FederationDisplay:
     """Shows a run folder as it changes, on stderr. A status older than `since` is ignored: its process has ended."""
 
     def __init__(self, folder: Path, *, quiet: bool = False, since: float = 0.0) -> None:
-        console = Console(stderr=True, quiet=quiet, force_terminal=False if quiet else None)
-        super().__init__(console=console, auto_refresh=False, transient=not console.is_terminal)
+        self.console = Console(stderr=True, quiet=quiet, force_terminal=False if quiet else None)
+        self.live = Live(console=self.console, auto_refresh=False, transient=not self.console.is_terminal)
         self.folder = folder
         self.since = since
         self._shown = 0  # lines of history
         self._silent = False
         self._failed: dict[str, int] = {}  # failures shown so far, by node
+
+    def __enter__(self) -> Self:
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
 
     def say(self, text: str) -> None:
         """Print a line. Brackets in it, as in a path, are not markup."""
@@ -158,7 +172,7 @@ class FederationDisplay(Live):
         new = status if status and status["at"] >= self.since else None
         silence = _silence(new) if new else ""
         if self.console.is_terminal and status:
-            self.update(picture(status, silence), refresh=True)
+            self.live.update(picture(status, silence), refresh=True)
         elif not self.console.is_terminal:
             self._print_versions(status and status["rounds"])
             if new:

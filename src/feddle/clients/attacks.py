@@ -3,6 +3,7 @@
 An attack is a kind of client work, so it runs in worker processes and in the main process alike.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -22,6 +23,28 @@ from feddle.training.train import Loss
 Attackers = Annotated[Share, Field(description="share of the clients that attack, drawn from the seed")]
 
 
+@dataclass(frozen=True, eq=False)
+class AttackParts:
+    """What an attack is built from: the honest training, its privacy, and the clients that have data."""
+
+    training: ClientWork
+    privacy: Privacy | None
+    eligible: Tensor
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.training.seed
+
+    def honest(self) -> Work:
+        """The work of a client that does not attack."""
+        return protected(self.training, self.privacy)
+
+    def mixed(self, share: float, poisoned: Work) -> Work:
+        """The work of all clients, if a share of them does `poisoned` work."""
+        return Mixed(self.honest(), poisoned, draw_attackers(self.eligible, share, self.seed))
+
+
 class AttackOptions(Options):
     """Base of the options of every attack; errors use it to name the attack that a misplaced option belongs to."""
 
@@ -31,6 +54,10 @@ class NoAttack(AttackOptions):
 
     name: Literal["none"] = "none"
 
+    def build(self, parts: AttackParts) -> Work:
+        """The work of all clients."""
+        return parts.honest()
+
 
 class SignFlip(AttackOptions):
     """Attackers send their update with its sign flipped."""
@@ -39,9 +66,9 @@ class SignFlip(AttackOptions):
     share: Attackers = 0.1
     factor: Positive = Field(1.0, description="scale factor of the flipped update")
 
-    def poison(self, update: Update, seed: int) -> Update:  # noqa: ARG002
-        """The opposite update, scaled."""
-        return replace(update, delta=update.delta * -self.factor)
+    def build(self, parts: AttackParts) -> Work:
+        """The work of all clients."""
+        return parts.mixed(self.share, Altered(parts.honest(), lambda update: scaled(update, -self.factor)))
 
 
 class Scale(AttackOptions):
@@ -51,9 +78,9 @@ class Scale(AttackOptions):
     share: Attackers = 0.1
     factor: Positive = Field(10.0, description="scale factor of the update")
 
-    def poison(self, update: Update, seed: int) -> Update:  # noqa: ARG002
-        """The scaled update."""
-        return replace(update, delta=update.delta * self.factor)
+    def build(self, parts: AttackParts) -> Work:
+        """The work of all clients."""
+        return parts.mixed(self.share, Altered(parts.honest(), lambda update: scaled(update, self.factor)))
 
 
 class RandomUpdate(AttackOptions):
@@ -62,12 +89,9 @@ class RandomUpdate(AttackOptions):
     name: Literal["random"] = "random"
     share: Attackers = 0.1
 
-    def poison(self, update: Update, seed: int) -> Update:
-        """A direction drawn uniformly, with the norm of the update."""
-        generator = torch_generator(seed_for(seed, "attack", update.job.client, update.job.number))
-        noise = torch.randn(update.delta.shape, generator=generator).to(update.delta)
-        length = torch.linalg.vector_norm(update.delta) / torch.linalg.vector_norm(noise)
-        return replace(update, delta=noise * length)
+    def build(self, parts: AttackParts) -> Work:
+        """The work of all clients."""
+        return parts.mixed(self.share, Altered(parts.honest(), lambda update: randomised(update, parts.seed)))
 
 
 class LabelFlip(AttackOptions):
@@ -76,31 +100,45 @@ class LabelFlip(AttackOptions):
     name: Literal["label-flip"] = "label-flip"
     share: Attackers = 0.1
 
+    def build(self, parts: AttackParts) -> Work:
+        """The work of all clients. Attackers differ only in their loss."""
+        flipped = replace(parts.training, loss=FlippedLabels(parts.training.loss))
+        return parts.mixed(self.share, protected(flipped, parts.privacy))
+
 
 AnyAttack = NoAttack | SignFlip | Scale | RandomUpdate | LabelFlip
 Attack = Annotated[AnyAttack, Discriminator("name"), choice("none")]
 
 
-def client_work(training: ClientWork, attack: AnyAttack, privacy: Privacy | None, eligible: Tensor) -> Work:
-    """The work of all clients; attackers alter their updates last, after any noise is added."""
-    honest = protected(training, privacy)
-    if isinstance(attack, NoAttack):
-        return honest
-    attackers = draw_attackers(eligible, attack.share, training.seed)
-    if isinstance(attack, LabelFlip):  # all else is as with an honest client
-        flipped = replace(training, loss=FlippedLabels(training.loss))
-        return Mixed(honest, protected(flipped, privacy), attackers)
+def scaled(update: Update, factor: float) -> Update:
+    """The update times a factor."""
+    return replace(update, delta=update.delta * factor)
 
-    def poisoned(job: Job, start: Weights) -> Update:
-        return attack.poison(honest(job, start), training.seed)
 
-    return Mixed(honest, poisoned, attackers)
+def randomised(update: Update, seed: int) -> Update:
+    """A direction drawn uniformly, with the norm of the update."""
+    generator = torch_generator(seed_for(seed, "attack", update.job.client, update.job.number))
+    noise = torch.randn(update.delta.shape, generator=generator).to(update.delta)
+    length = torch.linalg.vector_norm(update.delta) / torch.linalg.vector_norm(noise)
+    return replace(update, delta=noise * length)
 
 
 def draw_attackers(eligible: Tensor, share: float, seed: int) -> frozenset[int]:
     """A random share of the clients that have data; the same clients for every method."""
     order = numpy_generator(seed_for(seed, "attackers")).permutation(eligible.numpy())
     return frozenset(order[: round(share * len(order))].tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Altered:
+    """Work whose update is altered last, after any privacy noise."""
+
+    work: Work
+    alter: Callable[[Update], Update]
+
+    def __call__(self, job: Job, start: Weights) -> Update:
+        """Do the job, then alter the update."""
+        return self.alter(self.work(job, start))
 
 
 @dataclass(frozen=True, eq=False)

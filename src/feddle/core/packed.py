@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from feddle.core.atlas import allocate
 from feddle.core.blocks import Blocks, Segment
 from feddle.core.compiled import compiled
-from feddle.core.rows import allocate
 
 _BLOCK = 8192  # columns, whose float32 sums fit in the first-level cache
 _jit = compiled(fastmath=True)  # allows SIMD sums

@@ -15,13 +15,13 @@ from feddle.methods.convex import ConvexOptions
 from feddle.methods.fedavg import FedAvgOptions
 from feddle.methods.feddf import FedDFOptions
 from feddle.methods.feddle.method import AtlasOptions
-from feddle.methods.feddle.search import LbfgsSearch
 from feddle.methods.fedft import FedFTOptions
 from feddle.methods.hfcl import HfclOptions
 from feddle.methods.local import LocalOptions
 from feddle.models.options import ModelOptions
 from feddle.run.plan import Config
 from feddle.training.machine import one_thread
+from feddle.training.search import LbfgsSearch
 from feddle.training.train import Recipe
 
 _START = 3.0  # seconds until the first round, to start a process and read the data

@@ -10,8 +10,8 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples
-from feddle.methods.strategy import BatchSize, MethodOptions
-from feddle.options import Count, Positive
+from feddle.methods.strategy import MethodOptions
+from feddle.options import BatchSize, Count, Positive
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench

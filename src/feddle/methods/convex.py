@@ -8,18 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddle.core.atlas import SearchSpace
+from feddle.core.atlas import FloatRows, SearchSpace
 from feddle.core.blocks import Blocks, Coefficients, make_blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.core.rows import FloatRows
-from feddle.core.search import Objective, SearchTask, rounded
 from feddle.core.seeds import seed_for
-from feddle.methods.feddle.search import adam_search
-from feddle.methods.strategy import BatchSize, MethodOptions, ServerEpochs, average_buffers
-from feddle.options import Positive
+from feddle.methods.strategy import MethodOptions, average_buffers
+from feddle.options import BatchSize, Positive, ServerEpochs
 from feddle.training.objectives import TaskObjective
 from feddle.training.parts import Parts
+from feddle.training.search import Objective, SearchTask, adam_search, rounded
 
 
 class ConvexOptions(MethodOptions):
@@ -36,7 +34,7 @@ class ConvexOptions(MethodOptions):
         bench = parts.bench
         objective = TaskObjective(bench.model, bench.layout, parts.server_data(), bench.loss)
         blocks = make_blocks(self.coefficients, bench.layout)
-        return ConvexMerging(objective, self.lr, self.epochs, self.batch_size, seed=parts.seed, blocks=blocks)
+        return ConvexMerging(self, objective, parts.seed, blocks)
 
 
 @dataclass(eq=False)
@@ -48,10 +46,8 @@ class ConvexMerging:
     weights.
     """
 
+    options: ConvexOptions
     objective: Objective
-    lr: float
-    epochs: int
-    batch_size: int
     seed: int
     blocks: Blocks | None = None
 
@@ -70,7 +66,8 @@ class ConvexMerging:
         def into_hull(coefficients: Tensor) -> Tensor:
             return torch.stack([into_simplex(block) for block in space.table(coefficients).T], 1).flatten()
 
-        found = adam_search(task, self.lr, self.epochs, self.batch_size, constraint=into_hull, remedy="lower method.lr")
+        o = self.options
+        found = adam_search(task, o.lr, o.epochs, o.batch_size, constraint=into_hull, remedy="lower method.lr")
         notes = {"coefficients": rounded(space.table(found.coefficients).mean(1)), "negative_share": 0.0}
         return Merged(space.point(found.coefficients), notes)
 

@@ -12,8 +12,8 @@ from feddle.core.messages import Arrival, Merged
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, Relabelled, draw
 from feddle.methods.fedavg import Late, average, in_time, staleness_limit
-from feddle.methods.strategy import BatchSize, MethodOptions, ServerEpochs
-from feddle.options import CountOrZero, Positive
+from feddle.methods.strategy import MethodOptions
+from feddle.options import BatchSize, CountOrZero, Positive, ServerEpochs
 from feddle.training.distil import NEGLIGIBLE, Average, divergence, joint_prediction
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe, train_by_epoch

@@ -12,8 +12,8 @@ from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples
 from feddle.methods.fedavg import FedAvgOptions
 from feddle.methods.fedbuff import FedBuffOptions
-from feddle.methods.strategy import BatchSize, MethodOptions, ServerEpochs, Strategy, max_staleness, state_of
-from feddle.options import Positive, choice
+from feddle.methods.strategy import MethodOptions, Strategy, max_staleness, state_of
+from feddle.options import BatchSize, Positive, ServerEpochs, choice
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench

@@ -23,7 +23,7 @@ class HfclOptions(MethodOptions):
 
     def build(self, parts: Parts) -> "HFCL":
         """The method."""
-        return HFCL(parts.bench, parts.server_data(), parts.recipe, late=self.late, seed=parts.seed)
+        return HFCL(self, parts.bench, parts.server_data(), parts.recipe, parts.seed)
 
 
 @dataclass(eq=False)
@@ -33,18 +33,19 @@ class HFCL:
     Its update is averaged with the arrivals, weighted by examples. Without arrivals it is the only update.
     """
 
+    options: HfclOptions
     bench: Workbench
     examples: Examples
-    recipe: Recipe
-    late: Late = "discard"
+    recipe: Recipe  # the clients'
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.max_staleness = staleness_limit(self.late)
+        self.max_staleness = staleness_limit(self.options.late)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         """See `Strategy`."""
         end = self.bench.fit(model, self.examples, self.recipe, seed_for(self.seed, "hfcl", round))
         job = Job(client=-1, number=round, version=round)  # no client has this number
         own = Update(job, end.vector - model.vector, end.buffers, len(self.examples))
-        return Merged(average(model, [*in_time(arrivals, self.late), Arrival(own, 0, model)], self.late))
+        late = self.options.late
+        return Merged(average(model, [*in_time(arrivals, late), Arrival(own, 0, model)], late))

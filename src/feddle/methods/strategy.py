@@ -42,8 +42,6 @@ class MethodOptions(Options):
 
 BufferSize = Annotated[Count, Field(description="number of updates per step (B)")]
 ServerLr = Annotated[Positive, Field(description="the server's learning rate (η)")]
-ServerEpochs = Annotated[Count, Field(description="passes over the server's data per round")]
-BatchSize = Annotated[Count, Field(description="examples per batch")]
 Staleness = Annotated[
     Literal["sqrt", "constant"], Field(description="staleness weight s(τ): `sqrt` is 1/√(1+τ), `constant` is 1")
 ]

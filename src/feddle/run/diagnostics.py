@@ -13,12 +13,12 @@ from torch import Tensor
 from feddle.core.batches import in_order
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
-from feddle.core.search import Found, Objective, Search, SearchTask, cosine, full_pass
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.run.plan import DiagnosticsOptions
 from feddle.run.problem import Problem
-from feddle.runtimes.trainers import Trainer
+from feddle.runtimes.simulation import Trainer
 from feddle.training.objectives import TaskObjective
+from feddle.training.search import Found, Objective, Search, SearchTask, cosine, full_pass
 
 _REMEMBERED = 10  # true updates of earlier rounds
 

@@ -19,7 +19,6 @@ from feddle.core.errors import DivergedError, FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Round
 from feddle.core.privacy import epsilon
-from feddle.core.search import Observer
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.data.examples import are_finite
 from feddle.methods.strategy import Strategy, is_personal
@@ -34,6 +33,7 @@ from feddle.server import Server
 from feddle.training.machine import one_thread
 from feddle.training.parts import Alone, Parts
 from feddle.training.scorers import apply, scorers
+from feddle.training.search import Observer
 from feddle.training.train import Score, evaluate, forget_batches
 from feddle.training.workbench import Workbench
 from feddle.version import __version__

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 from torch.utils.data import Dataset
 
-from feddle.clients.attacks import client_work
+from feddle.clients.attacks import AttackParts
 from feddle.clients.work import ClientWork
 from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout
@@ -29,8 +29,7 @@ from feddle.run.plan import SimulationPlan
 from feddle.run.problem import OwnedExamples, PartitionedClients, Problem
 from feddle.run.progress import RunDisplay, is_watched
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
-from feddle.runtimes.simulation import Simulation
-from feddle.runtimes.trainers import InlineTrainer
+from feddle.runtimes.simulation import InlineTrainer, Simulation
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
 from feddle.training.metrics import Task, task_of
@@ -172,7 +171,7 @@ def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence
     """Shows each line of history and calls the callbacks; True if one of them returned it."""
 
     def listen(line: Line) -> bool:
-        if not display.tasks:
+        if not display.bars.tasks:
             display.begin(method, rounds, line["round"] - 1)
         display.show(line)
         asked = [callback(line) is True for callback in callbacks]  # all of them are called
@@ -299,7 +298,7 @@ def build_trainer(plan: SimulationPlan, problem: Problem, layout: Layout, device
     training = ClientWork(
         problem.model, layout, problem.clients, plan.training, problem.loss, plan.seed, problem.augment
     )
-    work = client_work(training, plan.attack, plan.privacy, problem.eligible)
+    work = plan.attack.build(AttackParts(training, plan.privacy, problem.eligible))
     workers = resolve_workers(plan.workers, device)
     if not workers:
         return InlineTrainer(work)

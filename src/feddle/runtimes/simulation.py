@@ -3,19 +3,58 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from pydantic import Field
 from torch import Tensor
 
-from feddle.core.messages import Job, Round
+from feddle.clients.work import Work
+from feddle.core.errors import FeddleError, StoppedError
+from feddle.core.layout import Weights
+from feddle.core.messages import Job, Round, Update
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.methods.strategy import max_staleness
 from feddle.options import NonNegative, Options
-from feddle.runtimes.trainers import Trainer
 from feddle.server import Server
+
+
+class Trainer(Protocol):
+    """Trains the clients' jobs, at any time between the start of a job and its end."""
+
+    def submit(self, job: Job, start: Weights, due: int) -> None:
+        """Announce a job whose result is required in round `due`."""
+
+    def result(self, job: Job) -> Update:
+        """The job's update; waits until it is ready."""
+
+
+@dataclass(frozen=True, eq=False)
+class InlineTrainer:
+    """Trains a job in this process when its result is required."""
+
+    work: Work
+    _starts: dict[Job, Weights] = field(default_factory=dict, init=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._starts.clear()
+
+    def submit(self, job: Job, start: Weights, due: int) -> None:  # noqa: ARG002
+        """Keep the start of the job until its result is required."""
+        self._starts[job] = start
+
+    def result(self, job: Job) -> Update:
+        """Train the job."""
+        try:
+            return self.work(job, self._starts.pop(job))
+        except FeddleError:
+            raise
+        except Exception as error:  # reported in the same way as by the workers
+            raise StoppedError(f"training client {job.client} failed: {type(error).__name__}: {error}") from error
 
 
 class Delays(Options):

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
-from feddle.core.search import Objective
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, Relabelled, draw
 from feddle.options import Count, Options
 from feddle.training.parts import Parts
+from feddle.training.search import Objective
 from feddle.training.train import loss_and_gradient
 from feddle.training.workbench import Workbench
 

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival
-from feddle.core.search import Objective
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, draw
 from feddle.options import Options, choice
 from feddle.training.distil import DistilOptions
 from feddle.training.parts import Parts
+from feddle.training.search import Objective
 from feddle.training.surrogate import ClustersOptions, SurrogateOptions
 from feddle.training.train import Loss, loss_and_gradient, outputs_of
 

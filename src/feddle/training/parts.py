@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.metrics import Metric
-from feddle.core.search import Observer
 from feddle.data.examples import Examples
+from feddle.training.search import Observer
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench
 

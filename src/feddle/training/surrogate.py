@@ -17,11 +17,11 @@ from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival
-from feddle.core.search import PASS_BATCH, Objective
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, Inputs, Relabelled, draw
 from feddle.options import Count, NonNegative, Options, Positive
 from feddle.training.parts import Parts
+from feddle.training.search import PASS_BATCH, Objective
 from feddle.training.train import loss_and_gradient, outputs_of
 
 

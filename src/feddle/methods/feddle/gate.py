@@ -6,9 +6,9 @@ from typing import Annotated
 import torch
 from pydantic import BeforeValidator, Field
 
-from feddle.core.search import Found, Search, SearchTask, cosine, full_pass
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.options import no_bool
+from feddle.training.search import Found, Search, SearchTask, cosine, full_pass
 
 Threshold = Annotated[float, BeforeValidator(no_bool), Field(ge=-1, le=2)]
 

@@ -2,30 +2,95 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import Field
+from pydantic import Discriminator, Field
 from torch import Tensor
 
 from feddle.core.atlas import Atlas, Eviction, SearchSpace
 from feddle.core.blocks import Blocks, Coefficients, make_blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
-from feddle.core.search import Found, Objective, Observer, Search, SearchTask, rounded
 from feddle.core.seeds import seed_for
-from feddle.methods.feddle.anchors import Anchoring, AnchorOptions, RawAnchors
+from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, Threshold
-from feddle.methods.feddle.search import PaperSearch, SearchOptions, SgdSearch
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.feddle.storage import Storage, empty_rows
 from feddle.methods.strategy import MethodOptions, average_buffers
-from feddle.options import Count, NonNegative
+from feddle.options import Count, NonNegative, Options, choice
 from feddle.training.distil import DistilOptions
 from feddle.training.objectives import ObjectiveOptions, TaskOptions
 from feddle.training.parts import Parts
+from feddle.training.search import (
+    Found,
+    Objective,
+    Observer,
+    PaperSearch,
+    Search,
+    SearchOptions,
+    SearchTask,
+    SgdSearch,
+    rounded,
+)
 from feddle.training.surrogate import ClustersOptions, SurrogateOptions
+
+
+class Anchoring(Protocol):
+    """Turns the arrivals of a round into anchors (d,). An optional attribute `state` is saved in checkpoints."""
+
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
+        """One anchor per arrival."""
+
+
+class RawAnchors(Options):
+    """The updates, unchanged."""
+
+    name: Literal["raw"] = "raw"
+
+    def build(self, parts: Parts) -> Anchoring:  # noqa: ARG002
+        """Itself, since it has no state."""
+        return self
+
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
+        """The paper's anchors."""
+        return [a.update.delta for a in arrivals]
+
+
+class CalibratedOptions(Options):
+    """Updates calibrated by the clients' previous ones, as in CA2FL."""
+
+    name: Literal["calibrated"] = "calibrated"
+    cache_limit: CacheLimit = 2000.0
+
+    def build(self, parts: Parts) -> Anchoring:
+        """Calibrated anchors with an empty cache."""
+        return CalibratedAnchors(build_cache(parts, self.cache_limit))
+
+
+class CalibratedAnchors:
+    """h̄ + Δ_i − h_i, with the client's last update h_i and the mean h̄ over all clients.
+
+    Both are the values before this merge; the cache is updated afterwards. So the mean of the anchors is CA2FL's step.
+    """
+
+    def __init__(self, cache: ClientCache) -> None:
+        self.state = cache
+
+    def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
+        """See `Anchoring`."""
+        mean = self.state.mean()
+        anchors = [mean + a.update.delta - self.state[a.update.job.client] for a in arrivals]
+        for arrival in arrivals:
+            self.state.put(arrival.update.job.client, arrival.update.delta)
+        return anchors
+
+
+AnyAnchors = RawAnchors | CalibratedOptions
+AnchorOptions = Annotated[
+    AnyAnchors, Discriminator("name"), choice("raw"), Field(description="how updates are turned into anchors")
+]
 
 
 class AtlasOptions(MethodOptions):

@@ -11,8 +11,7 @@ from torch import Tensor
 from feddle.core.layout import Weights
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, draw
-from feddle.methods.strategy import BatchSize
-from feddle.options import Count, Options, Positive, no_bool
+from feddle.options import BatchSize, Count, Options, Positive, no_bool
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe
 from feddle.training.workbench import Workbench
@@ -39,7 +38,7 @@ class ServerAnchorOptions(Options):
         examples, limit = parts.server_data(), parts.samples_per_round
         epochs = self.epochs or math.ceil(_ENOUGH / min(len(examples), limit or _ENOUGH))
         recipe = Recipe(lr=self.lr, epochs=epochs, batch_size=self.batch_size)
-        return ServerAnchor(parts.bench, examples, recipe, self.holdout, self.rotate, limit, parts.seed)
+        return ServerAnchor(self, parts.bench, examples, recipe, limit, parts.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +49,10 @@ class ServerAnchor:
     examples, so their gradient no longer guides the search. Therefore a share `holdout` is kept for the search.
     """
 
+    options: ServerAnchorOptions
     bench: Workbench
     examples: Examples
     recipe: Recipe
-    holdout: float = 0.2
-    rotate: bool = False
     samples_per_round: int | None = None
     seed: int = 0
 
@@ -67,9 +65,9 @@ class ServerAnchor:
     def split(self, round: int) -> tuple[Tensor, Tensor]:
         """The indices of the examples to train on, and of those to search on."""
         count = len(self.examples)
-        held = min(int(self.holdout * count + 0.5), count - 1)  # train on at least one
+        held = min(int(self.options.holdout * count + 0.5), count - 1)  # train on at least one
         if not held:
             return torch.arange(count), torch.arange(count)
         order = torch.randperm(count, generator=torch_generator(seed_for(self.seed, "holdout")))
-        order = order.roll(-held * round if self.rotate else 0)
+        order = order.roll(-held * round if self.options.rotate else 0)
         return order[held:], order[:held]

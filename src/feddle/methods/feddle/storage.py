@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from feddle.core.atlas import FloatRows, Rows
 from feddle.core.errors import FeddleError
-from feddle.core.rows import FloatRows, Rows
 
 
 def _bare(value: Any) -> Any:

@@ -1,11 +1,11 @@
 """Compare Feddle's options in whole runs over several seeds with a small network.
 
-Each grid varies options of `experiments/small.yaml`; `directions` and `when` vary those of `experiments/few-
-images.yaml`. Runs are made one after the other, into a folder. Finished runs in the folder are not run again. Prints a
-table: accuracy in per cent (best of the last five evaluations), last accuracy, and accuracy after a quarter of the
-rounds, each as mean ± standard deviation over the seeds. The last column is the CPU time of the server and the clients
-together, divided by that of the first row. For runs with a gate, two more columns have the mean of `gate_cosine` with
-its standard deviation over all merges, and the share of merges with a closed gate.
+Each grid varies options of `experiments/small.yaml`; `directions`, `batches` and `when` vary those of
+`experiments/few-images.yaml`. Runs are made one after the other, into a folder. Finished runs in the folder are not
+run again. Prints a table: accuracy in per cent (best of the last five evaluations), last accuracy, and accuracy after a
+quarter of the rounds, each as mean ± standard deviation over the seeds. The last column is the CPU time of the server
+and the clients together, divided by that of the first row. For runs with a gate, two more columns have the mean of
+`gate_cosine` with its standard deviation over all merges, and the share of merges with a closed gate.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from feddle.run.load import load_config
 
 CONFIG = Path("experiments/small.yaml")
 FEW = Path("experiments/few-images.yaml")
-CONFIGS = {"directions": FEW, "when": FEW}  # other grids use CONFIG
+CONFIGS = {"directions": FEW, "batches": FEW, "when": FEW}  # other grids use CONFIG
 OUTSIDE = ["data.server.name=cifar-10", "data.server.samples=50000", "data.channels=3", "data.image_size=32"]
 _SERVER = "method.server_anchor={epochs: 1, holdout: 0}"
 _STEP = "method.fallback={{name: fedbuff, buffer_size: null, staleness: {}}}"
@@ -84,6 +84,17 @@ GRIDS: Mapping[str, Mapping[str, Sequence[str]]] = {
         "and calibrated anchors": [*_STILL, _STEP.format("constant"), "method.anchors=calibrated"],
         "class, server anchor, no staleness weight": [*_WIDE, _STEP.format("constant")],
         "feddle+": ["method=feddle+"],
+    },
+    "batches": {
+        name: ["data.server.samples=1000", f"method.search={{{options}}}"]
+        for name, options in {
+            "Adam 3e-3, batches of 32": "name: paper, lr: 0.003, batch_size: 32",
+            "annealed from 1e-2, batches of 32": "name: annealed, lr: 0.01, batch_size: 32",
+            "annealed from 1e-2, batches of 125": "name: annealed, lr: 0.01, batch_size: 125",
+            "annealed from 3e-2, batches of 125": "name: annealed, lr: 0.03, batch_size: 125",
+            "annealed from 3e-2, batches of 250": "name: annealed, lr: 0.03, batch_size: 250",
+            "annealed from 6e-2, batches of 250": "name: annealed, lr: 0.06, batch_size: 250",
+        }.items()
     },
     "when": {
         f"{setting}, {method}": [*where, *overrides]

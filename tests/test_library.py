@@ -92,6 +92,9 @@ def test_server_and_test_data_that_is_not_finite_is_named(name: str, told: str) 
     assert f"{told} values that are not finite" in refused(Net(), **{name: with_nan(20, 9)})
 
 
+SHAPES: list[tuple[int, tuple[int, ...]]] = [(1, (10,)), (3, (10, 1))]
+
+
 def numbers(*shape: int) -> list[TensorDataset]:
     """Four clients with two-dimensional inputs and floating-point targets."""
     return [TensorDataset(torch.randn(shape[0], 2), torch.rand(shape)) for _ in range(4)]
@@ -105,8 +108,14 @@ def test_numbers_are_no_classes(outputs: int, shape: tuple[int, ...]) -> None:
     assert refused(nn.Linear(2, outputs), numbers(*shape), server=None, method="fedbuff").startswith(told)
 
 
-@pytest.mark.parametrize("loss", [F.mse_loss, nn.SmoothL1Loss(), lambda o, t: F.l1_loss(o, t)])
-@pytest.mark.parametrize(("outputs", "shape"), [(1, (10,)), (3, (10, 1))])
+@pytest.mark.parametrize(
+    ("loss", "outputs", "shape"),
+    [
+        *((loss, *each) for each in SHAPES for loss in (F.mse_loss, nn.SmoothL1Loss(), lambda o, t: F.l1_loss(o, t))),
+        (lambda o, t: (o - t).square().mean(), 1, (10,)),  # by hand: torch does not warn
+        (lambda o, t: (o - t).abs().sum(), 1, (10,)),
+    ],
+)
 def test_a_loss_that_would_broadcast_is_refused(loss: Any, outputs: int, shape: tuple[int, ...]) -> None:
     told = refused(nn.Linear(2, outputs), numbers(*shape), server=None, method="fedbuff", loss=loss)
     assert told == (
@@ -121,6 +130,8 @@ def test_a_loss_that_would_broadcast_is_refused(loss: Any, outputs: int, shape: 
         (3, (10, 3), F.cross_entropy),  # probabilities
         (1, (10, 1), F.mse_loss),
         (1, (10,), lambda o, t: F.mse_loss(o.squeeze(1), t)),
+        (1, (10,), lambda o, t: (o.flatten() - t).square().sum()),
+        (1, (10,), lambda o, t: (o[:, 0] - t).square().mean().sqrt()),  # not a mean over examples
         (2, (10,), lambda o, t: F.gaussian_nll_loss(o[:, 0], t, o[:, 1].exp())),
     ],
 )

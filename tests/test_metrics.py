@@ -195,6 +195,25 @@ def test_the_owners_of_test_images_follow_the_clients_that_are_drawn(seed: int) 
     assert len(drawn.test) == 5, "three of drawn clients, and the two that belong to no client"
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_the_history_has_each_class_and_the_worst_tenth_of_the_clients(by_name: bool) -> None:
+    run = simulated_run((SUM > 0).long(), by_name=by_name, evaluation={"every": 2})
+    evaluated = [line for line in run.history if "accuracy" in line]
+    assert evaluated[-1]["class_accuracy"] == run.result["classes"]["accuracy"]
+    assert evaluated[-1]["worst_tenth"] == pytest.approx(run.result["clients"]["worst_tenth"])
+    assert all(0 <= line["worst_tenth"] <= line["accuracy"] <= 1 for line in evaluated)
+
+
+def test_updates_that_a_method_discards_are_counted() -> None:
+    run = simulated(tiny(workers=0, method="fedavg", delays={"sigma": 3.0}), build_problem(tiny()))
+    run.go()
+    counts = [line.get("discarded", 0) for line in run.history]
+    size = run.server.model.num_bytes
+    assert sum(counts) > 0
+    returned = sum(counts) + sum(line["arrivals"] for line in run.history)
+    assert run.history[-1]["bytes_up"] == size * returned
+
+
 def test_local_trains_each_client_alone() -> None:
     labels = (SUM > 0).long()
     run = simulated_run(labels, by_name=True, method={"name": "local", "epochs": 6})

@@ -29,7 +29,7 @@ from feddle.report.markup import element
 from feddle.report.numbers import duration, megabytes
 from feddle.report.page import page as page_of
 from feddle.report.page import write_document
-from feddle.report.setting import setting
+from feddle.report.setting import remarks, setting
 from feddle.report.tables import cost
 from feddle.report.words import headline, lead
 from tiny import TINY
@@ -441,6 +441,15 @@ def test_fedavg_says_that_it_discards_late_updates(tmp_path: Path) -> None:
         assert about in html
         assert ("25.0 % of the updates that arrived were late and discarded" in html) == share
         assert "1 round late: 25.0%" in html
+
+
+def test_late_updates_that_were_not_trained_count_as_discarded(tmp_path: Path) -> None:
+    # 3 + 1 updates arrived in their own round, 4 + 0 did not: half are late
+    config = {"method": {"name": "fedavg", "late": "discard"}}
+    folder = make_run(tmp_path / "run", config=config, result={"method": "fedavg"})
+    lines = [{"round": 1, "staleness": [0, 0, 0], "discarded": 4}, {"round": 2, "staleness": [0], "accuracy": 0.5}]
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert remarks(read_run(folder)) == ["50.0 % of the updates that arrived were late and discarded"]
 
 
 def test_a_shortened_history_is_a_warning(tmp_path: Path) -> None:

@@ -18,10 +18,12 @@ from feddle.core.errors import FeddleError
 from feddle.data.collection import Collection, Texts
 from feddle.data.options import Data, read_data
 from feddle.models.transformers import tokenise
+from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
 from feddle.run.problem import build_problem
 from feddle.run.simulate import simulated
+from feddle.run.trained import predict
 
 WORDS = ("[PAD]", "[UNK]", "the", "sun", "rain", "shines", "falls", "today", "warm", "cold")
 ROWS = [("the sun shines", "good", "a"), ("rain falls", "bad", "a"), ("warm today", "good", "b"), ("cold", "bad", "b")]
@@ -142,3 +144,17 @@ def test_the_command_line_runs_a_table_of_text(tmp_path: Path) -> None:
     assert said.code == 0, said.text
     assert "40 texts of 2 classes, 2 clients in the data" in said.text
     assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_predictions_for_a_table_of_texts(tmp_path: Path) -> None:
+    model = text_model(tmp_path / "model")
+    table = write(tmp_path / "table.csv", [row for row in ROWS for _ in range(10)])
+    run_config(config_of(table, model), tmp_path / "run", quiet=True)
+    new = write(tmp_path / "new.csv", [["the sun shines", "x"], ["rain falls", "y"]], header="sentence,note")
+    found = predict(tmp_path / "run", new)
+    assert [(each.image, each.class_name) for each in found] == [("the sun shines", "good"), ("rain falls", "bad")]
+    bad = write(tmp_path / "bad.csv", [["x"]], header="words")
+    told = run_feddle("predict", tmp_path / "run", bad)
+    assert (told.code, told.out) == (2, "")
+    assert told.err == f"feddle: {bad} has no column text or sentence; it has words; rename the column of the texts\n"
+    assert run_feddle("predict", tmp_path / "run", tmp_path).err.startswith(f"feddle: there is no file {tmp_path}; the")

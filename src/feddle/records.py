@@ -49,6 +49,7 @@ class HistoryLine(TypedDict, total=False):
     arrivals: int
     nodes: int  # connected, in a federation
     staleness: list[int]  # of each update that arrived, in rounds
+    discarded: int  # updates that a simulation did not train, because the method discards late ones
     bytes_up: Number  # sent by the clients since the run began
     bytes_down: Number  # sent to the clients since the run began
     loss: Number | None  # mean training loss of the updates that arrived
@@ -67,6 +68,8 @@ class HistoryLine(TypedDict, total=False):
     mae: Number  # mean absolute error, of numbers
     r2: Number  # share of their variance that is explained
     test_loss: Number
+    class_accuracy: list[Number | None]  # of each class or label, up to 100; null for one without test examples
+    worst_tenth: Number  # mean accuracy of the tenth of the clients for which the model works worst
     metrics: dict[str, Number | None]  # those that the config or `simulate` selects
     refused: list[OnErrorOmit["Refusal"]]  # only in rounds with refused updates
 

@@ -213,10 +213,10 @@ def resume(folder: Path, quiet: bool) -> None:
 @click.argument("run", type=PATH)
 @click.argument("path", type=PATH)
 def predict(run: Path, path: Path) -> None:
-    """Print the most probable class of the images at PATH, by the model of RUN, as CSV.
+    """Print the most probable class of the images or texts at PATH, by the model of RUN, as CSV.
 
-    RUN is a folder of `feddle run`. PATH is an image, a folder of images, a .csv file with a column of paths, or an
-    .npz file with an array of images.
+    RUN is a folder of `feddle run`. PATH is an image, a folder of images, a .csv file with a column of paths or texts,
+    or an .npz file with an array of images.
     """
     from feddle.run.trained import predict
 

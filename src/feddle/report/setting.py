@@ -119,12 +119,18 @@ def discards_late(run: RunRecord) -> bool:
     return value_in(run.config, ("method", "late")) == "discard"
 
 
+def late_share(run: RunRecord) -> float:
+    """The share of the updates that arrived after their own round. A simulation only counts those, and trains none."""
+    known = [staleness > 0 for line in run.history for staleness in line.get("staleness", [])]
+    untrained = sum(line.get("discarded", 0) for line in run.history)
+    return (sum(known) + untrained) / max(len(known) + untrained, 1)
+
+
 def remarks(run: RunRecord) -> list[str]:
     """The updates that the server refused or discarded, and the privacy that the clients spent."""
     found = []
-    late = [staleness > 0 for line in run.history for staleness in line.get("staleness", [])]
-    if any(late) and discards_late(run):
-        found.append(f"{100 * sum(late) / len(late):.1f} % of the updates that arrived were late and discarded")
+    if (late := late_share(run)) and discards_late(run):
+        found.append(f"{100 * late:.1f} % of the updates that arrived were late and discarded")
     if counts := refused(run):
         found.append("updates refused: " + ", ".join(f"{reason} ({count})" for reason, count in counts.items()))
     if spent := run.result.get("privacy"):

@@ -103,6 +103,26 @@ class PerClient:
         self.layout.write(problem.model, Weights(start.vector + update.delta, update.buffers))
         return self.score(client)
 
+    def worst_tenth(self, whole: Score, limit: int) -> float | None:
+        """The mean accuracy of the tenth of at most `limit` clients for which the model works worst.
+
+        `whole` is its score on all test data. None if clients are not measured by their accuracy on test data.
+        """
+        drawn = self.drawn(limit) if whole.correct is not None and self.measured_on != "train" else []
+        if not drawn:
+            return None
+        if self.measured_on == "test":
+            owners = self.problem.test_owners
+            assert owners is not None
+            assert whole.correct is not None
+            right = [whole.correct[owners == client] for client in drawn]
+            values = [each.float().mean().item() for each in right]
+        else:
+            accuracies = class_accuracy(whole.outputs, whole.targets)
+            found = [weighted(accuracies, self._counts(client)) for client in drawn]
+            values = [value for value in found if value is not None]
+        return self.metric.worst_tenth(values) if values else None
+
     def record(self, scores: Mapping[int, ClientScore]) -> Details:
         """The scores of clients as a part of the result; empty without scores."""
         known = {client: score.value for client, score in sorted(scores.items()) if score.value is not None}

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 Line = dict[str, Any]
 Listener = Callable[[Line], object]  # it may return True, which ends the run
+_LISTED = 100  # classes in a line of history
 Where = TypeVar("Where", bound=Runtime, covariant=True)
 
 
@@ -164,8 +165,15 @@ class Run(Generic[Where]):
         if self.problem.test is None or is_personal(self.server.strategy):
             return {}
         self._score = self._measured()
-        selected = apply(self._scorers, self._score)
-        return cast(HistoryLine, {**self._score.metrics, **({"metrics": selected} if selected else {})})
+        found: dict[str, Any] = {**self._score.metrics}
+        if classes := by_class(self._score, self.problem.classes).get("classes"):
+            found["class_accuracy"] = classes["accuracy"][:_LISTED]
+        if self.per_client is not None:
+            worst = self.per_client.worst_tenth(self._score, self.plan.evaluation.most_clients)
+            found |= {} if worst is None else {"worst_tenth": worst}
+        if selected := apply(self._scorers, self._score):
+            found["metrics"] = selected
+        return cast(HistoryLine, found)
 
     def _measured(self) -> Score:
         """The score of the current version on the test data."""

@@ -242,8 +242,37 @@ def _check_loss(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
         try:
             loss(outputs, targets)
         except UserWarning as warning:
-            found = f"targets {tuple(targets.shape)} and outputs {tuple(outputs.shape)} of two examples"
-            raise FeddleError(f"the loss needs equal shapes, but got {found}; reshape the targets") from warning
+            raise FeddleError(_unequal(outputs, targets)) from warning
+    if targets.is_floating_point() and outputs.numel() == targets.numel() and _broadcasts(outputs, targets, loss):
+        raise FeddleError(_unequal(outputs, targets))
+
+
+def _unequal(outputs: Tensor, targets: Tensor) -> str:
+    found = f"targets {tuple(targets.shape)} and outputs {tuple(outputs.shape)} of two examples"
+    return f"the loss needs equal shapes, but got {found}; reshape the targets"
+
+
+def _broadcasts(outputs: Tensor, targets: Tensor, loss: Loss) -> bool:
+    """Whether a hand-written loss pairs every output with every target, as outputs (2, 1) with targets (2,).
+
+    The loss of two examples should be the mean or the sum of the losses of each. It is tried on numbers without a
+    pattern, and called broadcasting only if it fails with these shapes and succeeds with equal ones.
+    """
+    if outputs.shape == targets.shape:
+        return False
+    ours = torch.tensor([0.3, 0.9], device=outputs.device)[:, None].expand(2, targets.numel() // 2)
+    theirs = torch.tensor([0.7, 0.2], device=targets.device)[:, None].expand(2, targets.numel() // 2)
+
+    def is_additive(shape: torch.Size) -> bool:
+        out, true = ours.reshape(outputs.shape), theirs.reshape(shape)
+        singles = sum(float(loss(out[i : i + 1], true[i : i + 1])) for i in range(2))
+        both = float(loss(out, true))
+        return min(abs(both - singles), abs(both - singles / 2)) < 1e-5 * max(1.0, abs(singles))
+
+    try:
+        return not is_additive(targets.shape) and is_additive(outputs.shape)
+    except (IndexError, RuntimeError, TypeError, ValueError):  # it does not take other shapes
+        return False
 
 
 def _check_model(model: nn.Module) -> None:

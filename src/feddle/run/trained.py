@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from feddle.core.batches import in_order
 from feddle.core.errors import FeddleError, one_line
-from feddle.data.collection import Labelled
+from feddle.data.collection import Inputs, Labelled
 from feddle.data.kinds import ENDINGS
 from feddle.data.pictures import ENDINGS as IMAGES
 from feddle.data.pictures import Files, require_pillow
-from feddle.data.readers.csv import read_image_paths
+from feddle.data.readers.csv import read_image_paths, read_texts
 from feddle.data.readers.folder import read_all_images
 from feddle.data.readers.npz import read_images
+from feddle.models.transformers import Classifier
 from feddle.reading import read_result
 from feddle.records import MODEL
 from feddle.run.folder import RunFolder
@@ -28,9 +29,9 @@ from feddle.run.problem import build_examples, build_model
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most probable class of an image: its name, and its probability."""
+    """The most probable class of an image or a text: its name, and its probability."""
 
-    image: str  # its path, or its number in an array
+    image: str  # its path, or its number in an array; of a text, the text
     class_name: str
     probability: float
 
@@ -77,14 +78,21 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], list[str]]:
 
 @torch.no_grad()
 def predict(run: Path | str, path: Path | str, batch_size: int = 250) -> list[Prediction]:
-    """The most probable class of each image at `path`, by the model of the folder `run`.
+    """The most probable class of each image or text at `path`, by the model of the folder `run`.
 
     `path` is an image file, a folder of images, a CSV file with a column of paths, or an .npz file with an array
-    `images`. `batch_size` images are in memory at a time.
+    `images`. If the model is for text, it is a CSV file with a column of texts. `batch_size` images are in memory at a
+    time.
     """
     model: Any = load_model(run)
     config = RunFolder(Path(run)).config()
-    names, images = _open(Path(path), config.data.columns.image)
+    names: Sequence[str]
+    images: Inputs
+    if isinstance(model, Classifier) and model.inputs is None:  # it is for text
+        images = read_texts(Path(path), config.data.columns.text)
+        names = images.texts
+    else:
+        names, images = _open(Path(path), config.data.columns.image)
     labels = torch.zeros(len(names), dtype=torch.int64)
     examples = build_examples(Labelled(images, labels), labels, config, str(path), lazily=True)
     found: list[tuple[int, float]] = []

@@ -116,13 +116,15 @@ class Simulation:
         """One round."""
         now, queue = self.server.version, self.state.queue
         dispatched = [self._dispatch(client, now) for client in self.sample(now)]
-        returned = 0
+        returned = discarded = 0
         while queue and queue[0].due <= now:
             event = heappop(queue)
             returned += 1
+            discarded += event.wasted
             if event.wasted or not self.server.receive(self.trainer.result(event.job)):
                 self.server.forget(event.job)  # the client has nothing else to send
-        return Round(len(dispatched), returned, *self.server.advance())
+        arrivals, notes = self.server.advance()
+        return Round(len(dispatched), returned, arrivals, {**notes, "discarded": discarded} if discarded else notes)
 
     def sample(self, now: int) -> list[int]:
         """The clients that are sampled in the round after version `now`; busy clients are left out."""

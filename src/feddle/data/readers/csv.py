@@ -87,12 +87,24 @@ def read_csv(path: Path, columns: Columns) -> Collection:
 def read_image_paths(path: Path, column: str | None = None) -> Files:
     """The image files that a table names; it needs no labels. Paths are relative to the table."""
     require_pillow(str(path))
+    return Files.of(path.resolve().parent, _read_column(path, "image", column)).require()
+
+
+def read_texts(path: Path, column: str | None = None) -> Texts:
+    """The texts of a table; it needs no labels."""
+    if not path.is_file():
+        raise FeddleError(f"there is no file {path}; the model is for text, so name a CSV file with a column of texts")
+    return Texts(tuple(_read_column(path, "text", column)))
+
+
+def _read_column(path: Path, role: Column, column: str | None) -> list[str]:
+    """The values of one column of a table: `column`, or the first with a usual name for its role."""
     names, table = read_table(path)
-    found = next((name for name in ((column,) if column else USUAL["image"]) if name in names), None)
+    found = next((name for name in ((column,) if column else USUAL[role]) if name in names), None)
     if found is None:
-        looked = column or " or ".join(USUAL["image"])
-        raise FeddleError(f"{path} has no column {looked}; it has {', '.join(names)}; rename the column of the images")
-    return Files.of(path.resolve().parent, [row[names.index(found)].strip() for _, row in table]).require()
+        looked = column or " or ".join(USUAL[role])
+        raise FeddleError(f"{path} has no column {looked}; it has {', '.join(names)}; rename the column of the {role}s")
+    return [row[names.index(found)].strip() for _, row in table]
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:

@@ -179,7 +179,7 @@ def test_active_is_a_view_and_origins_name_the_jobs() -> None:
     steps=st.lists(st.floats(0.1, 9.0) | st.lists(st.floats(-2, 2), min_size=4, max_size=4), max_size=12),
     eviction=st.sampled_from(["importance", "fifo"]),
 )
-def test_a_restored_atlas_goes_on_the_same(capacity: int, steps: list[float | list[float]], eviction: Eviction) -> None:
+def test_a_restored_atlas_continues(capacity: int, steps: list[float | list[float]], eviction: Eviction) -> None:
     def play(atlas: Atlas, part: list[float | list[float]]) -> list[int]:
         rows = []
         for step in part:

@@ -126,7 +126,7 @@ BAD: list[tuple[str, str]] = [
     ("data.partition.alpha=.nan", "data.partition.alpha: input should be"),
     ("clients.per_round=600", "clients: per_round is 600, but count is 20"),
     ("data=3", "data: input should be a valid dictionary"),
-    ("rounds", "an override is KEY=VALUE"),
+    ("rounds", "expected KEY=VALUE"),
     ("data.server.samples=359", "data.server.samples must be less than the 359 images that"),
     ("data.name=digitz", "did you mean 'digits'?"),
     ("data.image_size=16", "the CNN takes images from 28×28 up"),
@@ -226,7 +226,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["feddle", "fedbuff", "fedavg"])
-def test_the_same_seed_gives_the_same_bits_in_any_process(tmp_path: Path, tiny_file: Path, method: str) -> None:
+def test_the_same_seed_is_bit_identical_in_any_process(tmp_path: Path, tiny_file: Path, method: str) -> None:
     config = load_config(tiny_file, [f"method={method}"])
     run_config(config, tmp_path / "here", quiet=True)
     there = run_process(*FEDDLE, "run", tiny_file, "-o", f"method={method}", "--out", tmp_path / "there")
@@ -243,7 +243,6 @@ METHODS = [member.named() for member in get_args(methods.AnyMethod)]
 
 
 def test_every_method_has_a_section() -> None:
-    assert len(METHODS) == 14
     titles = [line for line in Path("docs/methods.md").read_text().splitlines() if line.startswith("## ")]
     assert {f"## {name}" for name in METHODS} <= set(titles)
 
@@ -308,7 +307,7 @@ def test_feddf_takes_data_of_another_domain_and_so_does_feddle() -> None:
 
 
 @pytest.mark.parametrize("method", ["feddle", "fedbuff", "fedavg"])
-def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path, method: str) -> None:
+def test_any_number_of_workers_is_bit_identical(tmp_path: Path, method: str) -> None:
     for workers in (0, 1, 3):
         run_config(tiny(method=method, workers=workers, rounds=6), tmp_path / str(workers), quiet=True)
     for name in ("history.jsonl", "model.safetensors"):
@@ -425,7 +424,7 @@ for name, precision, workers in (("inline", "bfloat16", 0), ("pool", "bfloat16",
 """
 
 
-def test_bfloat16_gives_the_same_bits_with_any_number_of_workers(tiny_file: Path, tmp_path: Path) -> None:
+def test_bfloat16_is_bit_identical_with_any_number_of_workers(tiny_file: Path, tmp_path: Path) -> None:
     env = {"PYTHONWARNINGS": "error", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}  # read before torch's first product
     done = run_process(*PYTHON, BFLOAT16, tiny_file, env=env, cwd=tmp_path)
     if "bfloat16 does not run" in done.err:
@@ -476,12 +475,12 @@ def test_the_options_of_the_other_methods_reach_them() -> None:
     assert (tuned.recipe, tuned.base.options.buffer_size) == (Recipe(lr=0.5, epochs=7, batch_size=3), 3)
     assert strategy_of(name="fed+ft", base={"late": "add_deltas"}).base.options.late == "add_deltas"
     hfcl = strategy_of(name="hfcl", late="average_models")
-    assert (hfcl.late, hfcl.recipe) == ("average_models", Recipe(epochs=1))
+    assert (hfcl.options.late, hfcl.recipe) == ("average_models", Recipe(epochs=1))
     feddf = strategy_of(name="feddf", late="add_deltas", lr=0.5, epochs=7, temperature=3, average="losses", patience=2)
     assert (feddf.options.late, feddf.recipe) == ("add_deltas", Recipe(lr=0.5, epochs=7))
     assert (feddf.options.temperature, feddf.options.average, feddf.options.patience) == (3.0, "losses", 2)
     convex = strategy_of(name="convex", lr=0.5, epochs=7, batch_size=3)
-    assert (convex.lr, convex.epochs, convex.batch_size) == (0.5, 7, 3)
+    assert (convex.options.lr, convex.options.epochs, convex.options.batch_size) == (0.5, 7, 3)
     assert strategy_of(name="median", lr=0.5).options.lr == 0.5
     calibrated = strategy_of(name="feddle", anchors="calibrated").anchors
     assert isinstance(calibrated, CalibratedAnchors)

@@ -1074,7 +1074,7 @@ def test_an_app_to_start_from(tmp_path: Path) -> None:
     [
         ("method.name=fedbuf", "did you mean 'fedbuff'"),
         ("round=3", "round is not among the settings"),
-        ("rounds", "an override is KEY=VALUE"),
+        ("rounds", "expected KEY=VALUE"),
         ("rounds=[", "the value of rounds is not valid YAML"),
         ("out=runs/mine", "expected the run folder as --out"),
         ("clients.per_round=9", "count is 3"),

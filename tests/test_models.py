@@ -668,7 +668,7 @@ def test_an_update_is_the_adapters_and_the_head_and_there_is_one_base(tmp_path: 
     assert run.result["accuracy"] > 0.5  # of three classes
 
 
-def test_workers_train_adapters_to_the_same_bits(tmp_path: Path) -> None:
+def test_workers_train_adapters_bit_identically(tmp_path: Path) -> None:
     folder = save_vit(tmp_path / "vit")
     vectors = []
     for workers in (0, 2):

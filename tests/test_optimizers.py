@@ -53,7 +53,7 @@ def differentiate(model: nn.Module, step: int) -> None:
 
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
-def test_the_same_bits_as_torch(kind: str, weight_decay: float) -> None:
+def test_bit_identical_to_torch(kind: str, weight_decay: float) -> None:
     ours, theirs = network(), network()
     make, reference = PAIRS[kind]
     optimizer = make(list(ours.parameters()), lr=1e-2, weight_decay=weight_decay)
@@ -67,7 +67,7 @@ def test_the_same_bits_as_torch(kind: str, weight_decay: float) -> None:
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_it_goes_on_from_a_saved_state(kind: str) -> None:
+def test_it_continues_from_a_saved_state(kind: str) -> None:
     model = network()
     optimizer: Optimizer = PAIRS[kind][0](list(model.parameters()), lr=1e-2)
     for step in range(3):

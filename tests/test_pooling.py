@@ -49,7 +49,7 @@ def test_worked_out() -> None:
     coarse=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_the_same_bits_as_torch_both_ways(
+def test_bit_identical_to_torch_both_ways(
     shape: tuple[int, int, int, int], scale: float, coarse: bool, seed: int
 ) -> None:
     numbers = torch.Generator().manual_seed(seed)

@@ -288,7 +288,7 @@ def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_ha
     assert state(second) == state(first)
 
 
-def test_a_restored_server_goes_on_the_same() -> None:
+def test_a_restored_server_continues_the_same() -> None:
     core = server()
     faulty, zero, slow = core.dispatch(1), core.dispatch(2), core.dispatch(3)
     core.receive(update(faulty, float("nan"), 0.0, 0.0))

@@ -140,7 +140,7 @@ def test_every_job_returns_once_and_nothing_stays_pinned_that_is_not_needed(
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 8), st.booleans())
-def test_a_restored_simulation_goes_on_the_same(delays: list[int], per_round: int, rounds: int, discard: bool) -> None:
+def test_a_restored_simulation_continues(delays: list[int], per_round: int, rounds: int, discard: bool) -> None:
     late: Late = "discard" if discard else "add_deltas"
     (world, log), (restored, again) = (
         simulation(delays, per_round=min(per_round, len(delays)), late=late) for _ in range(2)

@@ -290,7 +290,7 @@ def test_no_arrival_leaves_the_model_as_it_is(name: str) -> None:
 
 
 @every_strategy
-def test_a_saved_state_does_not_change_as_the_strategy_goes_on(name: str) -> None:
+def test_a_saved_state_does_not_change_as_the_strategy_continues(name: str) -> None:
     strategy = made(name)
     model = strategy.merge(START, SCENARIOS["many"])
     saved = strategy.state_dict()
@@ -307,14 +307,14 @@ def test_a_zero_update_moves_nothing(name: str) -> None:
 
 @table
 @every_strategy
-def test_the_same_merge_gives_the_same_bits(name: str, scenario: str) -> None:
+def test_the_same_merge_is_bit_identical(name: str, scenario: str) -> None:
     once, twice = (made(name).merge(START, SCENARIOS[scenario]) for _ in range(2))
     assert same(once, twice)
 
 
 @table
 @every_strategy
-def test_a_restored_strategy_goes_on_the_same(name: str, scenario: str) -> None:
+def test_a_restored_strategy_continues_the_same(name: str, scenario: str) -> None:
     whole, first, second = (made(name) for _ in range(3))
     model = whole.merge(START, SCENARIOS["many"])
     assert same(first.merge(START, SCENARIOS["many"]), model)

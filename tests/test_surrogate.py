@@ -80,7 +80,7 @@ def test_the_gradient_is_that_of_the_body_and_zero_on_the_head() -> None:
     assert objective.loss_and_gradient(Weights(other, start.buffers), everything)[0] == loss
 
 
-def test_theta_is_fitted_where_the_search_starts_and_goes_on_from_there() -> None:
+def test_theta_is_fitted_where_the_search_starts_and_continues_from_there() -> None:
     few, many = surrogate(head_steps=3), surrogate(head_steps=200)
     start = start_of(few)
     for objective in (few, many):
@@ -112,7 +112,7 @@ def test_the_head_is_fitted_until_its_gradient_is_small() -> None:
     assert float(gradient.abs().max()) <= 1e-4
 
 
-def test_a_restored_objective_goes_on_the_same() -> None:
+def test_a_restored_objective_continues_the_same() -> None:
     first, second = surrogate(head_steps=2), surrogate(head_steps=2)
     start = start_of(first)
     first.begin(start, seed=0)
@@ -245,7 +245,7 @@ def test_a_buffer_that_is_not_full_takes_a_short_step() -> None:
     assert FedBuffFallback(buffer_size=2)(two) == FedBuffFallback()(two) == [0.5, 0.25]
 
 
-def test_diagnostics_go_on_from_a_saved_state() -> None:
+def test_diagnostics_continue_from_a_saved_state() -> None:
     whole = simulate(diagnostics={"every": 1, "clients": 3})
     assert whole.diagnostics is not None
     state = save(whole.diagnostics.state)

@@ -114,7 +114,7 @@ def choice(default: str | None) -> BeforeValidator:
         if isinstance(value, str):
             return {"name": value}
         if isinstance(value, dict) and default is None and "name" not in value:
-            raise ValueError("options without a name; add one, such as {name: surrogate, ...}")
+            raise ValueError("expected options with a name, but found none; add one, such as {name: surrogate, ...}")
         return {"name": default, **value} if isinstance(value, dict) else value
 
     return BeforeValidator(named)

@@ -156,7 +156,7 @@ class Result(Details, total=False):
 
 
 class DataRecord(TypedDict, total=False):
-    """How many examples a run uses for what, and which client has which classes."""
+    """How many examples a run uses for training, guidance and testing, and which client has which classes."""
 
     train: Amount  # of all clients; missing in a federation, which does not know them
     guidance: Amount  # at the server
@@ -273,7 +273,7 @@ class RunRecord:
 
     @property
     def correct(self) -> int | None:
-        """A bit for each test example that the last model has right; None if it is unknown."""
+        """One bit per test example: whether the last model predicts it correctly; None if that is unknown."""
         bits = self.result.get("correct")
         return None if bits is None else int(bits, 16)
 
@@ -347,5 +347,5 @@ def write_record(path: Path, record: Mapping[str, Any], indent: int = 2) -> None
 
 
 def json_digest(tree: Mapping[str, Any]) -> str:
-    """The SHA-256 of nested dicts, whatever the order of their keys."""
+    """The SHA-256 of nested dicts. It does not depend on the order of their keys."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

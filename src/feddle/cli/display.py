@@ -37,7 +37,7 @@ _LONG = 30.0  # seconds; a federation writes its status about once per second, b
 
 
 def error_line(text: str) -> str:
-    """A text as one printable line. One that is too long loses its middle, since its end says what to do."""
+    """A text as one printable line. If it is too long, its middle is cut out, because its end says what to do."""
     line = one_line(text, longest=sys.maxsize)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
 

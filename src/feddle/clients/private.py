@@ -21,9 +21,9 @@ class Privacy(Options):
 
     clip: _Number = Field(1.0, gt=0, le=1e6, description="norm that updates are clipped to (C)")
     noise_multiplier: _Number = Field(
-        1.0, ge=1e-4, le=1e4, description="noise multiplier z: the noise in each coordinate is Normal(0, (zC)²)"
+        1.0, ge=1e-4, le=1e4, description="noise multiplier (z): the noise in each coordinate is Normal(0, (zC)²)"
     )
-    delta: _Number = Field(1e-5, ge=1e-12, lt=1, description="probability δ at which ε is reported")
+    delta: _Number = Field(1e-5, ge=1e-12, lt=1, description="probability (δ) at which ε is reported")
 
 
 def protected(work: ClientWork, privacy: Privacy | None) -> Work:

@@ -1,4 +1,4 @@
-"""Checks of an update before it is merged. Its fields may hold anything, whatever their declared types."""
+"""Checks of an update before it is merged. Its fields may hold anything, regardless of their declared types."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +42,7 @@ def fault_of_values(update: Update) -> str | None:
 
 
 def fault_of_merge(merged: Any, model: Weights) -> str | None:
-    """What is wrong with the value that a strategy returned, and what to do; None if the model can become that."""
+    """What is wrong with the value that a strategy returned, and what to do; None if it is a valid model."""
     if not isinstance(merged, Merged):
         return f"expected feddle.Merged(weights, notes), got {type(merged).__name__}; return one"
     weights: Any = merged.weights

@@ -25,7 +25,7 @@ class Metric:
         return one > other if self.higher else one < other
 
     def shown(self, value: float | None) -> str:
-        """The value for readers: 83.1%, or three digits of a number that is no share."""
+        """The value for readers: a share as 83.1%, any other number with three digits."""
         if value is None:
             return "–"
         return f"{round(100 * value, 1):.1f}%" if self.share else f"{value:.3g}"

@@ -129,8 +129,8 @@ def divided(name: str, rows: Labelled, parts: Tensor | None, classes: int, names
 def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
     """The images of at most `count` clients, drawn at random from those with training images and renumbered.
 
-    Test images of clients that are not drawn are left out. Those without a client stay, and those of clients without
-    training images. If none are left, a share of the training images is held out later.
+    Test images of clients that are not drawn are left out. Test images without a client, or of clients without training
+    images, are kept. If no test images remain, a share of the training images is held out later.
     """
     owners = collection.train.owners
     assert owners is not None

@@ -48,7 +48,7 @@ def _require_place(data: Placed) -> Placed:
             f"{name} is your own data; set path to where it is, and no folder, which is for official files"
         )
     if is_import_path(name) and folder is not None:
-        raise ValueError(f"folder is for official files; {name} gets path")
+        raise ValueError(f"folder is for official files, but {name} is your own code; set path instead")
     if name not in KINDS and not is_import_path(name) and path is not None:
         raise ValueError(f"path is for your own data, with the name {', '.join(KINDS)}; for {name} use folder")
     return data
@@ -78,7 +78,9 @@ class ServerData(Options):
         "upper limit; the default is all of its training images",
     )
     samples_per_round: Count = Field(
-        2000, description="upper limit of the server's images that one round uses; each round draws them again"
+        2000,
+        description="largest number of the server's images that a round uses, drawn again in each round; `center`, "
+        "`fed+ft` and `hfcl` use all of the server's images in every round",
     )
     label_noise: Share = Field(0.0, description="share of the server's labels that are replaced by another class")
 

@@ -86,7 +86,7 @@ class LocalFederation:
         self._wait_for_superlink()
         (self.folder / "flower").mkdir(exist_ok=True)
         lines = [f"[superlink.{_CONNECTION}]", f'address = "{self.address}"', f'root-certificates = "{keys.ca}"']
-        (self.folder / "flower" / "config.toml").write_text("\n".join(lines) + "\n")
+        write_whole(self.folder / "flower" / "config.toml", ("\n".join(lines) + "\n").encode())
 
     def register(self, number: int) -> None:
         """Register a node with a new key, once; its id is kept beside its key."""

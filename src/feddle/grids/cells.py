@@ -193,7 +193,7 @@ def run_task(task: Task, listener: Listener) -> Ended:
 
 
 def clock(config: Config, sigma: float, run: Run[Simulation] | None) -> list[int]:
-    """The end of each round of a server that waits for its slowest client, in rounds of a server that does not wait."""
+    """When each round of a synchronous server ends. The unit of time is a round of an asynchronous server."""
     run = run or simulated(config.model_copy(update={"workers": 0}), build_problem(config, quiet=True))
     delays = Delays(sigma=sigma, per=config.delays.per)
     jobs: Counter[int] = Counter()

@@ -87,7 +87,7 @@ def own_rows(out: Path) -> list[str]:
 def chosen(grid: Grid, patterns: Sequence[str], rows: Sequence[str]) -> list[Cell]:
     """The cells that match one of the patterns and are in one of `rows`; no patterns or rows match all.
 
-    A name in `rows` that is no row stands for the rows that continue it after a hyphen: feddle for feddle-id.
+    If no row has a name in `rows`, it selects the rows that start with it and a hyphen: feddle selects feddle-id.
     """
     last = next(reversed(list(grid.axes)))
     known, every = list(map(str, grid.axes[last])), [cell.name for cell in grid.cells]

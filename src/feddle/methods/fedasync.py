@@ -12,9 +12,9 @@ from feddle.options import NonNegative, no_bool
 from feddle.training.parts import Parts
 
 Mixing = Annotated[
-    float, BeforeValidator(no_bool), Field(gt=0, le=1, description="factor α of the mixing weight α(1+τ)^(−a)")
+    float, BeforeValidator(no_bool), Field(gt=0, le=1, description="factor (α) of the mixing weight α(1+τ)^(−a)")
 ]
-Exponent = Annotated[NonNegative, Field(description="exponent a of the mixing weight")]
+Exponent = Annotated[NonNegative, Field(description="exponent (a) of the mixing weight")]
 
 
 class FedAsyncOptions(MethodOptions):

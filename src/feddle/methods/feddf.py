@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -23,6 +23,7 @@ from feddle.training.workbench import Workbench
 class FedDFOptions(MethodOptions):
     """Average, then distil the clients' joint predictions on the server's data; labels are not used."""
 
+    reads_labels: ClassVar[bool] = False
     name: Literal["feddf"] = "feddf"
     late: Late = "discard"
     lr: Positive = Field(1e-4, description="learning rate of the distillation")
@@ -31,11 +32,6 @@ class FedDFOptions(MethodOptions):
     temperature: Positive = Field(1.0, description="temperature of the teachers' and the student's softmax")
     average: Average = Field("logits", description="what is averaged over the teachers: `logits` or `losses`")
     patience: CountOrZero = Field(0, description="stop after this many epochs without a lower loss; 0: never")
-
-    @property
-    def reads_labels(self) -> bool:
-        """See `MethodOptions`."""
-        return False
 
     def build(self, parts: Parts) -> "FedDF":
         """The method."""

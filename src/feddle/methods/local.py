@@ -19,7 +19,9 @@ class LocalOptions(MethodOptions):
     """Train every client alone on its own data, without a federation; the baseline that shows who benefits from one."""
 
     name: Literal["local"] = "local"
-    clients: Count = Field(50, description="largest number of clients that are trained; of more, some are drawn")
+    clients: Count = Field(
+        50, description="largest number of clients that are trained; if there are more, a random sample is drawn"
+    )
     epochs: Count | None = Field(
         None,
         description="passes over a client's data; by default as many as a client makes on average in a federated run",

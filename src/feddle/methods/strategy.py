@@ -30,14 +30,12 @@ class Strategy(Protocol):
 
 
 class MethodOptions(Options):
-    """Base of every method's options. It lets an error message name the method that has a misplaced option."""
+    """Base of every method's options. It lets an error message name the method that has a misplaced option.
+
+    An optional attribute `reads_labels` is False if the method does not read the labels of the server's data.
+    """
 
     averages: ClassVar[float] = 0.0  # the decay of `averaging`, unless the plan sets it
-
-    @property
-    def reads_labels(self) -> bool:
-        """Whether the method reads the labels of the server's data, if they belong to the clients' task."""
-        return True
 
 
 BufferSize = Annotated[Count, Field(description="number of updates per step (B)")]
@@ -61,6 +59,11 @@ def max_staleness(strategy: Strategy) -> int | None:
     """The largest staleness of the updates that the method uses; None: any, −1: it uses no updates."""
     limit: int | None = getattr(strategy, "max_staleness", None)
     return limit
+
+
+def reads_labels(options: MethodOptions) -> bool:
+    """Whether the method reads the labels of the server's data, if they belong to the clients' task."""
+    return bool(getattr(options, "reads_labels", True))
 
 
 def state_of(strategy: Strategy) -> Any:

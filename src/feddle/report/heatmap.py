@@ -145,7 +145,7 @@ def _shade(value: float | None, limit: float) -> int:
 
 
 def _colour(share: float) -> tuple[int, int, int, int]:
-    """Red, green, blue and opacity of a share of the limit. The paper shows through, be it light or dark."""
+    """Red, green, blue and opacity of a share of the limit. The page's background shows through."""
     size, full = abs(share), _NEGATIVE if share < 0 else _POSITIVE
     red, green, blue = (round(grey + (part - grey) * size**0.15) for grey, part in zip(_ZERO, full, strict=True))
     return red, green, blue, round(255 * (0.1 + 0.9 * size**0.7))

@@ -238,7 +238,7 @@ def cost(panel: Panel, requested: float | None) -> Table:
 
 
 def _target(panel: Panel, column: int, requested: float | None) -> float | None:
-    """The requested value, of a share as a fraction; by default the median of the column's methods."""
+    """The requested value, of a share as a fraction; by default the median of the column without Center."""
     cells = panel.column(column)
     if requested is not None and not panel.metric.share:
         return 100 * requested  # the command line takes per cent
@@ -261,7 +261,7 @@ def _price(heading: str, cell: Cell, target: float | None) -> Entry:
 
 
 def price(run: RunRecord, target: float) -> tuple[float, float] | None:
-    """When an evaluation first reached a target, in rounds of a server that does not wait, and the bytes sent."""
+    """When an evaluation first reached a target, in rounds of an asynchronous server, and the bytes sent by then."""
     for at, value in run.curve:
         found, asked = round(value, 3), round(target, 3)  # as they are shown
         if found == asked or run.metric.better(found, asked):

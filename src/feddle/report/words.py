@@ -70,7 +70,7 @@ def _shown(spread: Spread) -> str:
 
 
 def _reached(spread: Spread) -> str:
-    """The mean after `reaches`; one that is no share has the name of its metric."""
+    """The text after `reaches`: the mean, with the name of its metric if that is not a share."""
     text = _shown(spread)
     return text if spread.metric.share else f"a {in_sentence(spread.metric)} of {text}"
 

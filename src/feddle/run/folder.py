@@ -132,7 +132,7 @@ class RunFolder:
         return bool(read_result(self.path).get("finished"))
 
     def require_result(self) -> None:
-        """Refuse a result that is damaged if no checkpoint tells what is done: the run would be repeated."""
+        """Refuse a damaged result if there is no checkpoint, because the whole run would be repeated."""
         result = self.path / RESULT
         if result.exists() and "finished" not in read_result(self.path) and self.checkpoint.facts() is None:
             raise FeddleError(f"{result} is damaged; restore it, or remove it to repeat the run from the beginning")
@@ -228,7 +228,7 @@ def _how_to_continue(kind: str, path: Path) -> str:
 
 
 def _is_left(entry: Path) -> bool:
-    """Whether a file or folder is what a start leaves if it is interrupted before the folder holds anything."""
+    """Whether a file or folder was left by a start that was interrupted before its config was written."""
     if entry.name == CHECKPOINT and entry.is_dir():
         return all(inside.name == "lock" for inside in entry.iterdir())
     return entry.name.removesuffix(".partial") == START or entry.name in (f"{CONFIG}.partial", f"{COMPARISON}.partial")

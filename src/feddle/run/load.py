@@ -97,7 +97,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     """The dotted key and the value of KEY=VALUE."""
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
-        raise FeddleError(f"an override is KEY=VALUE, such as method.atlas_size=20, got {override!r}")
+        raise FeddleError(f"expected KEY=VALUE, such as method.atlas_size=20, got {override!r}")
     if re.fullmatch(r"[\w.]+:", text):  # an import path without its end; YAML would make it a mapping
         return key, text
     try:

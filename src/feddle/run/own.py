@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from feddle.data.collection import Texts
@@ -65,7 +64,7 @@ def open_data(path: Path | str, *, clients: int | None = None, seed: int = 0, **
     problem = build_problem(config, nn.Identity(), quiet=True)
     test, owners = problem.test, problem.test_owners
     if test is not None and owners is not None:
-        test = OwnedExamples(test, torch.arange(len(test)), owners, problem.client_names)
+        test = OwnedExamples(test, owners, problem.client_names)
     return OpenedData(problem.clients, problem.server, test, problem.classes)
 
 

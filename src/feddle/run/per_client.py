@@ -1,4 +1,4 @@
-"""How well a model works for single clients, and for each of them alone."""
+"""How well the server's model works for each client, and how well a model that the client trains alone does."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class PerClient:
         return "classes" if self._probe.task == "classes" and self._probe.outputs.ndim == 2 else "train"
 
     def drawn(self, limit: int) -> list[int]:
-        """At most `limit` of the clients that can be measured, at random; a smaller limit draws some of the same."""
+        """A random sample of at most `limit` measurable clients. A smaller limit gives a subset of the same sample."""
         generator = numpy_generator(seed_for(self.seed, "measured clients"))
         order: list[int] = generator.permutation(self.problem.eligible.numpy()).tolist()
         if self.measured_on == "test":

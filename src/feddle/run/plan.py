@@ -51,8 +51,8 @@ class Evaluation(Options):
     clients: CountOrZero | None = Field(
         None,
         exclude_if=is_none,
-        description="largest number of clients for which the last model is measured; of more, some are drawn; "
-        "by default 200; 0: none",
+        description="largest number of clients for which the last model is measured; if there are more, a random "
+        "sample is drawn; by default 200; 0: none",
     )
 
     @property
@@ -93,8 +93,8 @@ class Plan(Options):
     method: Method = Field(FeddleOptions(), description="how the server merges updates")
     averaging: Decay | None = Field(
         None,
-        description="decay of a moving average of the server's models, which is evaluated and saved; 0: the last; "
-        "by default 0.95 with feddle+ and 0 with other methods",
+        description="decay of a moving average of the server's models, which is evaluated and saved; 0: the last "
+        "model is evaluated and saved; by default 0.95 with feddle+ and 0 with other methods",
     )
 
 

@@ -12,7 +12,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.seeds import numpy_generator, seed_for
 from feddle.data.augmentation import Augment, crop_flip
 from feddle.data.collection import Collection, Labelled, Texts, among_drawn, drawn_split, held_out, validation_split
-from feddle.data.examples import Examples, Images, Selection, Tokens, resize
+from feddle.data.examples import Examples, Images, Inputs, Selection, Tokens, resize
 from feddle.data.options import read_data
 from feddle.data.partition import Partition, add_label_noise, is_natural
 from feddle.data.pictures import KeptPictures
@@ -67,11 +67,19 @@ class PartitionedClients(Sequence[Examples]):
 
 
 @dataclass(frozen=True, eq=False)
-class OwnedExamples(Selection):
-    """Examples that know their clients: `owners` has for each its client's place in `names`, or NOBODY."""
+class OwnedExamples:
+    """Examples with their clients. `owners` has the index in `names` of each example's client, or NOBODY."""
 
+    examples: Examples
     owners: Tensor
     names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        """See `Examples`."""
+        return self.examples.take(index)
 
 
 def build_problem(config: Config, model: nn.Module | None = None, *, quiet: bool = False) -> Problem:

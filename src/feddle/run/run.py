@@ -55,7 +55,7 @@ class Run(Generic[Where]):
     `history` has a dict for each round, and `result` is the summary. `problem` holds the model and the data; when `go`
     returns or fails, `problem.model` holds the last version. `plan` has the settings, `method` is the name of the
     method, `server` merges the updates, `runtime` runs the clients, and `folder` is where the run is on disk, if it is.
-    `layout` maps the model to one vector. `helpers` are worker processes, which are needed until the last round.
+    `layout` maps the model to one vector. `workers` are processes, which are needed until the last round.
     """
 
     plan: Plan
@@ -64,7 +64,7 @@ class Run(Generic[Where]):
     runtime: Where
     method: str
     device: str
-    helpers: AbstractContextManager[object] = field(default_factory=nullcontext)
+    workers: AbstractContextManager[object] = field(default_factory=nullcontext)
     diagnostics: Diagnostics | None = None
     per_client: PerClient | None = None  # without it, the model is not measured for single clients
     history: list[Line] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Run(Generic[Where]):
         self._started = True
         began = time.perf_counter() - self.seconds
         try:
-            with one_thread(), self.helpers:
+            with one_thread(), self.workers:
                 while not self._is_over():
                     line = self._line(self._step())
                     self.history.append(line)

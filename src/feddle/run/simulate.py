@@ -21,7 +21,7 @@ from feddle.core.seeds import global_seed, seed_for
 from feddle.data.collection import NOBODY, ranks
 from feddle.data.examples import Examples, as_examples, classes_of
 from feddle.data.partition import by_owner, dirichlet
-from feddle.methods.strategy import Strategy
+from feddle.methods.strategy import Strategy, reads_labels
 from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.load import validated
 from feddle.run.per_client import PerClient
@@ -101,7 +101,7 @@ def simulate(
 
     model: any module. After the call it holds the trained weights.
     clients: one data set per client: a map-style torch dataset of (input, target) pairs. An input is a tensor, or a
-        tuple or dict of tensors. The model is called with the batch of it: model(inputs), model(*inputs) for a tuple,
+        tuple or dict of tensors. The model is called with a batch of inputs: model(inputs), model(*inputs) for a tuple,
         model(**inputs) for a dict.
     server: the server's own data, which guides the merge.
     test: the data on which the model is measured. If it and `clients` come from `by_client` or `open_data`, the model
@@ -121,7 +121,7 @@ def simulate(
     progress: whether to show progress; by default in a terminal or a notebook.
     scratch: a folder for data that does not fit in memory, if there is no `out`.
     plan: the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`, `diagnostics`,
-        `checks`, `attack`, `privacy`, `method` (a name, or a mapping with options), `workers` and `device`.
+        `checks`, `attack`, `privacy`, `method` (a name, or options), `averaging`, `workers` and `device`.
     """
     _check_model(model)
     if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
@@ -151,7 +151,7 @@ def simulate(
     count = _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
     if classes and count not in (None, len(classes)):
         raise FeddleError(f"simulate: classes has {len(classes)} names, but the model has {count} outputs; name each")
-    _check_fit(model, guides, "server=", loss if server_classes is None and checked.method.reads_labels else None)
+    _check_fit(model, guides, "server=", loss if server_classes is None and reads_labels(checked.method) else None)
     _check_fit(model, measures, "test=", loss)
     with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
         method = checked.method.name if strategy is None else type(strategy).__name__
@@ -181,11 +181,11 @@ def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence
 
 
 def _owned(test: Any, names: Sequence[str]) -> tuple[Any, Tensor | None]:
-    """The test data, and the client of each example if it says so: NOBODY for an unknown name."""
+    """The test data, and the client of each example if the data names it; NOBODY if that client is unknown."""
     numbers = {name: number for number, name in enumerate(names)}
     if isinstance(test, OwnedExamples) and names:
         places = torch.tensor([*(numbers.get(name, NOBODY) for name in test.names), NOBODY])  # the last is of NOBODY
-        return test, places[test.owners]
+        return test.examples, places[test.owners]
     if not isinstance(test, PartitionedClients):
         return test, None
     owners = torch.full((len(test.examples),), NOBODY)
@@ -232,7 +232,7 @@ def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Los
 
 
 def _check_loss(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
-    """Refuse targets that the loss accepts but does not mean: numbers as probabilities, or another shape."""
+    """Refuse targets that the loss accepts but interprets differently: numbers as probabilities, or another shape."""
     probabilities = outputs.shape == targets.shape and outputs.ndim > 1 and outputs.shape[1] > 1
     if targets.is_floating_point() and task_of(outputs, targets, loss) == "classes" and not probabilities:
         remedy = "pass loss=F.mse_loss (or loss=F.binary_cross_entropy_with_logits for labels)"

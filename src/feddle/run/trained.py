@@ -118,5 +118,6 @@ def _open(path: Path, column: str | None) -> tuple[Sequence[str], Tensor | Files
         require_pillow(str(path))
         files = Files.of(path.resolve().parent, [path.name])
     else:
-        raise FeddleError(f"{path} ends in {ending or 'nothing'}; expected an image, a folder, a .csv or an .npz file")
+        found = f"the file extension {ending}" if ending else "no file extension"
+        raise FeddleError(f"{path} has {found}; expected an image, a folder, a .csv or an .npz file")
     return [str(files.path(i)) for i in range(len(files))], files

@@ -61,7 +61,7 @@ class Delays(Options):
     """Half-normal delays, in rounds."""
 
     sigma: NonNegative = Field(
-        5.0, description="scale σ of the delay ⌊|Normal(0, σ)|⌋ in rounds; 0: every update arrives in its own round"
+        5.0, description="scale (σ) of the delay ⌊|Normal(0, σ)|⌋ in rounds; 0: every update arrives in its own round"
     )
     per: Literal["client", "job"] = Field(
         "client", description="`client`: slow clients stay slow; `job`: drawn again for each job"

@@ -28,7 +28,7 @@ class DistilOptions(Options):
     """The joint prediction of the last clients' models; needs no labels, and takes data of any domain."""
 
     name: Literal["distil"] = "distil"
-    teachers: Count = Field(5, description="number of the last client models that teach (M)")
+    teachers: Count = Field(5, description="number of teachers: the client models that arrived last")
 
     def build(self, parts: Parts) -> Objective:
         """On any data; its labels are not used."""

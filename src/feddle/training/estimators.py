@@ -1,4 +1,4 @@
-"""The outputs of a model as an estimator of scikit-learn: its inputs are outputs."""
+"""Estimators for scikit-learn's scorers. Their inputs are the outputs of a model, from which they predict."""
 
 from typing import Any
 

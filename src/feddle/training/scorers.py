@@ -63,7 +63,7 @@ def _imported(path: str) -> MetricFunction:
 
 
 def _scikit_learn(name: str) -> Scorer:
-    """A scorer of scikit-learn. It asks an estimator, so the outputs are given to it as one."""
+    """A scorer of scikit-learn. Scorers call an estimator, so the outputs are wrapped in one."""
     try:
         from sklearn.metrics import get_scorer, get_scorer_names
     except ImportError as error:

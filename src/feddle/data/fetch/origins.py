@@ -188,7 +188,7 @@ def download_package(registry: Registry, package: str, folder: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a .deb, .whl or tar archive into a folder; nothing may land outside it or outgrow the limit."""
+    """Unpack a .deb, .whl or tar archive into a folder. Nothing is written outside it, and the size is limited."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if archive.suffix == ".deb":

@@ -43,7 +43,7 @@ class Columns(Options):
     text: str | None = Field(
         None,
         exclude_if=is_none,
-        description="column of the text, if the data is text; usually `text`; an image column goes first",
+        description="column of the text, if the data is text; usually `text`; an image column takes precedence",
     )
     label: str | None = Field(None, description="column of the class; usually `label`")
     client: str | None = Field(None, description="column of the client that owns the image; usually `client`; optional")

@@ -63,7 +63,7 @@ def _folders(root: Path) -> list[str]:
 
 
 def _image_files(folder: Path) -> Iterator[str]:
-    """Names of image files in a folder and below it; file browsers leave names that begin with a dot."""
+    """Names of image files in a folder and its subfolders. Names that begin with a dot are ignored."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):

@@ -21,7 +21,7 @@ class GatedSearch:
     threshold: float
 
     def __call__(self, task: SearchTask) -> Found:
-        """A cosine that is no number opens the gate, so that the search reports the error."""
+        """Search if the gate is open. It is also open if the cosine is NaN, so that the search reports the error."""
         agreement, loss = halves(task)
         closed = agreement < self.threshold
         found = Found(task.start, loss) if closed else self.search(task)

@@ -119,8 +119,9 @@ class AtlasOptions(MethodOptions):
     search: SearchOptions = PaperSearch()
     gate: Threshold | None = Field(
         None,
-        description="search only if the slopes ∂ℓ/∂c on two halves of the server's data have at least this cosine; "
-        "otherwise keep the fallback's step. −1 always searches, above 1 never. Off by default",
+        description="threshold of the gate: a search is made only if the gradients ∂ℓ/∂c on two halves of the server's "
+        "data have at least this cosine; otherwise the fallback's step is kept. −1: always search; above 1: never "
+        "search. Off by default",
     )
     coefficients: Coefficients = "shared"
     server_anchor: ServerAnchorOptions | None = Field(

@@ -1,4 +1,4 @@
-"""Where the time of a simulated round goes: `python bench/profile.py`.
+"""Where the time of a simulated round goes: `python bench/round_time.py`.
 
 The workload is that of `bench/peers.py` (synchronous FedAvg, the paper's CNN). The first table is the CPU time of a job
 in one process with one thread, by part. The second is the wall time of two workers: how long they train, and how long
@@ -129,8 +129,8 @@ def with_workers(rounds: int, workers: int) -> dict[str, float]:
     run = simulated(config, replace(build_problem(config, quiet=True), test=None))
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        assert isinstance(run.helpers, WorkerPool)
-        run.helpers.work = LoggedWork(run.helpers.work, log)
+        assert isinstance(run.workers, WorkerPool)
+        run.workers.work = LoggedWork(run.workers.work, log)
         began = time.monotonic()
         run.go()
         ended = time.monotonic()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
+from feddle.methods.cost import Cost, Setting
 from feddle.options import Count, Options, Positive
 
 
@@ -38,6 +39,10 @@ class MethodOptions(Options):
     def reads_labels(self) -> bool:
         """Whether the method reads the labels of the server's data, if they belong to the clients' task."""
         return True
+
+    def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
+        """What the method costs the server, for `feddle plan`; by default it is unknown."""
+        return Cost(known=False)
 
 
 BufferSize = Annotated[Count, Field(description="number of updates per step (B)")]

@@ -28,8 +28,8 @@ class Ca2flOptions(MethodOptions):
         return CA2FL(self, build_cache(parts, self.cache_limit))
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`. It also keeps the sum of the cache in float64, the buffer and what is in it."""
-        return replace(cache_cost(setting, self.cache_limit), kept=3 + self.buffer_size, working=3)
+        """See `MethodOptions`. It also keeps the sum of the cache, in float64, and the buffer."""
+        return replace(cache_cost(setting, self.cache_limit), kept=3, working=3.0 + self.buffer_size)
 
 
 @dataclass(eq=False)

@@ -241,9 +241,16 @@ def largest_checkpoint(schedule: Schedule, cost: Cost, config: Config, sizes: Si
     rounds = checkpoint_rounds(config, time)
     if not rounds:
         return 0.0
-    vectors, clients = 1 + averages_in(config) + cost.kept, cost.cached + cost.in_file
-    if len(rounds) == 1:
-        return sizes.message * (len(schedule.pinned[rounds[0] - 1]) + vectors + clients)
-    pinned = max(len(schedule.pinned[a - 1] | schedule.pinned[b - 1]) for a, b in pairwise(rounds))
-    again = min(clients, (rounds[1] - rounds[0]) * schedule.traffic.used / config.rounds)
-    return sizes.message * (pinned + 2 * vectors + clients + again)
+    vectors, pinned = 1 + averages_in(config) + cost.kept, schedule.pinned
+    clients = [_reporters(schedule, round) if cost.cached or cost.in_file else set() for round in rounds]
+    one = len(pinned[rounds[-1] - 1]) + vectors + len(clients[-1])
+    both = [
+        len(pinned[a - 1] | pinned[b - 1]) + 2 * vectors + len(late) + len(early & _reporters(schedule, b, since=a))
+        for (a, b), (early, late) in zip(pairwise(rounds), pairwise(clients), strict=True)
+    ]
+    return sizes.message * max([one, *both])
+
+
+def _reporters(schedule: Schedule, until: int, *, since: int = 0) -> set[int]:
+    """The clients whose updates are used in rounds from `since` on and before `until`."""
+    return {job.client for job in schedule.jobs if since <= job.due < until}

@@ -50,7 +50,7 @@ def forecast(config: Config, began: float, *, quiet: bool = False) -> Forecast:
     sizes, held = Sizes(run.layout.size, len(run.server.model.buffers)), _held(run)
     setting = setting_of(config, schedule.traffic, sizes, held)
     cost = config.method.cost(setting)
-    measured = measure(_subject(run, config))
+    measured = measure(subject_of(run, config))
     estimate = of_run(schedule, run.problem.sizes.tolist(), setting, cost, config, sizes, measured, on)
     return Forecast(estimate, config, sizes, schedule.traffic, held, _remarks(config, cost, run.device))
 
@@ -76,7 +76,7 @@ def _held(run: Run[Simulation]) -> Held:
     return Held(clients, float(problem.sizes.sum()) / max(clients, 1), server, test, problem.out_of_domain is not None)
 
 
-def _subject(run: Run[Simulation], config: Config) -> Subject:
+def subject_of(run: Run[Simulation], config: Config) -> Subject:
     """The client with the most data, and anchors as the method stores them."""
     problem, method, rows, blocks = run.problem, config.method, None, None
     if isinstance(method, AtlasOptions):

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from feddle.cli.display import print_table
 from feddle.cli.options import load_options, load_run
-from feddle.report.numbers import duration
+from feddle.core.errors import FeddleError
+from feddle.report.numbers import counted, duration
 
 if TYPE_CHECKING:  # these import torch, which takes a second or two
     from feddle.run.estimate import Time
@@ -73,20 +74,26 @@ def plan(params: int | None, statistics: int | None, examples: int | None, as_js
     """
     began = time.process_time()
     short = {key: options.pop(name) for name, key in _KEYS.items()}
-    options["overrides"] = [
-        *(f"{key}={value}" for key, value in short.items() if value is not None),
-        *options["overrides"],
-    ]
-    if params is not None:
-        found = _on_paper(params, statistics, examples, **options)
-    elif given := [f"--{name}" for name, value in (("statistics", statistics), ("examples", examples)) if value]:
-        raise click.UsageError(f"{given[0]} is for a plan on paper; add --params, or leave it out")
-    else:
-        found = _measured(began, **options)
+    chosen = [f"{key}={value}" for key, value in short.items() if value is not None]
+    options["overrides"] = [*chosen, *options["overrides"]]
+    if params is None and (statistics or examples):
+        given = "--examples" if examples else "--statistics"
+        raise click.UsageError(f"{given} is for a plan on paper; add --params, or leave it out")
+    try:
+        found = _on_paper(params, statistics, examples, **options) if params else _measured(began, **options)
+    except FeddleError as error:
+        raise FeddleError(_as_typed(str(error), short)) from error
     if as_json:
         click.echo(json.dumps(_tree(found), indent=2))
     else:
         _print(found)
+
+
+def _as_typed(text: str, short: Mapping[str, Any]) -> str:
+    """The text of an error about an override with the option that was given instead of it."""
+    for name, key in _KEYS.items():
+        text = text.replace(f"-o {key}={short[key]}: {key}", f"--{name.replace('_', '-')}")
+    return text
 
 
 def _on_paper(
@@ -111,6 +118,10 @@ def _on_paper(
 
 
 def _measured(began: float, **options: Any) -> "Forecast":
+    if options["config"] is None and options["data"] is None:
+        raise click.UsageError(
+            "expected a CONFIG (a YAML file), --data with your own data, or --params, but found none"
+        )
     config, _ = load_run(**options)
     from feddle.run.forecast import forecast
 
@@ -159,6 +170,7 @@ def _print(found: "Forecast") -> None:
         ("memory of a client", amount(space.client), _client_words(found)),
         ("sent by clients", amount(network.bytes_up), f"{network.updates:,.0f} updates"),
         ("sent to clients", amount(network.bytes_down), f"{found.traffic.dispatched:,.0f} jobs"),
+        *_work_rows(found),
         ("jobs in flight", f"{network.in_flight:,.0f}", "at most"),
         ("pinned versions", f"{network.pinned:,.0f}", "models that jobs in flight started from"),
         ("checkpoint on disk", amount(space.checkpoint), _checkpoint_words(found)),
@@ -177,6 +189,13 @@ def _time_rows(time: "Time | None") -> Iterator[tuple[str, str, str]]:
         yield "CPU time", duration(time.cpu), ", ".join(f"{name} {duration(part)}" for name, part in parts.items())
 
 
+def _work_rows(found: "Forecast") -> Iterator[tuple[str, str, str]]:
+    if found.held.client:
+        epochs = found.config.training.epochs
+        count = found.traffic.used * found.held.client * epochs
+        yield "examples in training", f"{count:,.0f}", f"of clients, with {counted(epochs, 'epoch')} per job"
+
+
 def _client_words(found: "Forecast") -> str:
     if found.estimate.time is not None:
         return "in training, without data and libraries"
@@ -185,7 +204,7 @@ def _client_words(found: "Forecast") -> str:
 
 def _checkpoint_words(found: "Forecast") -> str:
     if not found.estimate.space.checkpoint:
-        return "none (checkpoint.every, short run)"
+        return "none: " + ("checkpoint.every is 0" if found.config.checkpoint.every == 0 else "the run is too short")
     return "while one checkpoint replaces another"
 
 

@@ -142,7 +142,7 @@ def on_paper(traffic: Traffic, sizes: Sizes, cost: Cost, config: Config) -> Esti
     saved = 2 * (1 + averages + cost.kept) + pinned + 2 * (cost.cached + cost.in_file)
     checkpoint = 0.0 if config.checkpoint.every == 0 else sizes.message * saved
     client = 4 * sizes.parameters * client_vectors(config.training.optimizer)
-    file = 4 * sizes.parameters * 2 * cost.in_file
+    file = 4 * sizes.parameters * cost.in_file
     return Estimate(network_of(traffic, sizes), Space(server, client, checkpoint, file))
 
 
@@ -223,7 +223,7 @@ def of_run(
     checkpoint = largest_checkpoint(schedule, cost, config, sizes, time)
     return Estimate(
         network_of(schedule.traffic, sizes),
-        Space(server, client, checkpoint, 2 * vector * cost.in_file, run),
+        Space(server, client, checkpoint, vector * cost.in_file, run),
         time,
     )
 

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feddle.core.blocks import make_blocks
@@ -52,6 +52,8 @@ def forecast(config: Config, began: float, *, quiet: bool = False) -> Forecast:
     cost = config.method.cost(setting)
     measured = measure(subject_of(run, config))
     estimate = of_run(schedule, run.problem.sizes.tolist(), setting, cost, config, sizes, measured, on)
+    if run.device != "cpu":  # the clock of this process does not count its work
+        estimate = replace(estimate, time=None)
     return Forecast(estimate, config, sizes, schedule.traffic, held, _remarks(config, cost, run.device))
 
 
@@ -89,11 +91,11 @@ def subject_of(run: Run[Simulation], config: Config) -> Subject:
 
 def _remarks(config: Config, cost: Cost, device: str = "cpu") -> tuple[str, ...]:
     found = []
-    if config.delays.sigma:
+    if config.delays.sigma and cost.max_staleness != -1:  # some methods use no updates
         kept = "Slow clients stay slow." if config.delays.per == "client" else "A client's delay changes with each job."
         found.append(f"Delays are ⌊|Normal(0, σ)|⌋ rounds with σ = {config.delays.sigma:g}. {kept}")
     if not cost.known:
         found.append(f"What {config.method.name} itself computes and keeps is not known, so it is not included.")
     if device != "cpu":
-        found.append(f"The time is that of the host's processor, not of {device}.")
+        found.append(f"Time and memory on {device} are not measured; the memory is that of the host.")
     return tuple(found)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from feddle.runtimes.simulation import Delays, Simulation
 from feddle.server import Server
 
 _LONGEST = 4000  # rounds; longer delays take too much memory to expect
-_EXTREME = 2.0  # standard deviations from the mean number of pinned versions to the largest one of a run
+_EXTREME = 2.0  # standard deviations from the mean number of arrivals in a round to the largest one of a run
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,13 @@ def expected(clients: int, per_round: int, rounds: int, delays: Delays, limit: i
         returned.append(due.sum())
         used.append(due[in_time].sum())
     totals = [sum(each) + (rounds - len(each)) * each[-1] for each in (dispatched, returned, used)]
-    pinned = _pinned(np.cumsum(new) / max(new.sum(), 1e-9), count, rounds)
     able = clients * (shares[in_time].sum() if delays.per == "client" else 1.0)  # whose updates can be used
     reported = able * -math.expm1(-totals[2] / able)
-    most, flying = (_extreme(max(each), varies=len(shares) > 1) for each in (used, flights))
-    return Traffic(rounds, *map(float, (*totals, most, min(flying, clients), pinned, reported)))
-
-
-def _extreme(mean: float, *, varies: bool) -> float:
-    """The largest number of a run, if a number that varies is Poisson distributed."""
-    return mean + _EXTREME * math.sqrt(mean) if varies else mean
+    most = max(used) + (_EXTREME * math.sqrt(max(used)) if longest else 0.0)
+    late = 1 - np.minimum(np.cumsum(new) / max(new.sum(), 1e-9), 1.0)[: rounds - 1]  # share in flight, by age
+    above = _above(rounds / (1 + late.sum()))
+    flying = min(max(flights) + above * math.sqrt(count * (late * (1 - late)).sum()), clients)
+    return Traffic(rounds, *map(float, (*totals, most, flying, _pinned(late, count, above, rounds), reported)))
 
 
 def delay_shares(sigma: float, rounds: int) -> np.ndarray:
@@ -155,11 +153,19 @@ def delay_shares(sigma: float, rounds: int) -> np.ndarray:
     return np.diff([0.0, *below, 1.0])
 
 
-def _pinned(arrived: np.ndarray, count: float, rounds: int) -> float:
-    """The largest number of pinned versions, if a share `arrived[a]` of a version's jobs has arrived after a rounds.
+def _above(times: float) -> float:
+    """Standard deviations from the mean of a number to its largest value in a run, if all jobs change `times` times.
 
-    A version of `count` jobs is pinned until all have arrived: with probability 1 − arrived^count. The mean number of
-    such versions is their sum; the largest number of a run is about two standard deviations above it.
+    It is that of twice as many independent values, since the number is also large in between.
     """
-    held = 1 - np.minimum(arrived, 1.0)[: rounds - 1] ** max(count, 1.0)
-    return float(min(1 + held.sum() + _EXTREME * math.sqrt((held * (1 - held)).sum()), rounds))
+    return NormalDist().inv_cdf(2 * times / (2 * times + 1))
+
+
+def _pinned(late: np.ndarray, count: float, above: float, rounds: int) -> float:
+    """The largest number of pinned versions, if a share `late[a]` of a version's jobs is in flight after a rounds.
+
+    A version of `count` jobs is pinned until all have arrived: with probability 1 − (1 − late)^count. The mean number
+    of such versions is their sum; the largest one is `above` standard deviations more.
+    """
+    held = 1 - (1 - late) ** max(count, 1.0)
+    return float(min(1 + held.sum() + above * math.sqrt((held * (1 - held)).sum()), rounds))

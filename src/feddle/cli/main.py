@@ -19,16 +19,17 @@ from feddle.cli.options import (
     PATH,
     folder_argument,
     folder_name,
+    load_options,
+    load_run,
     names_in,
-    overrides_option,
     quiet_option,
     seeds_in,
     track_option,
 )
+from feddle.cli.plan import plan
 from feddle.cli.reports import report, report_on
 from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.data.kinds import ENDINGS
 from feddle.records import COMPARISON, CONFIG, REPORT
 from feddle.run.progress import RunDisplay
 from feddle.version import __version__
@@ -51,40 +52,8 @@ def app(debug: bool) -> None:
     """
 
 
-for command in (federation, report, reproduce):
+for command in (federation, plan, report, reproduce):
     app.add_command(command)
-
-
-def _load(
-    config: Path | None, data: Path | None, overrides: Sequence[str], seed: int | None, *, quiet: bool
-) -> "tuple[Config, str]":
-    """The config from a file, for the user's own data, or both; and a name for the run."""
-    overrides = [*overrides, *([] if seed is None else [f"seed={seed}"])]
-    if data is not None:
-        from feddle.run.own import config_for
-
-        loaded, line = config_for(data, config, overrides)
-        if not quiet:
-            click.echo(line, err=True)
-        return loaded, (config or data).stem
-    if config is None:
-        raise click.UsageError("expected a CONFIG (a YAML file) or --data with your own data, but found neither")
-    if config.is_dir() or config.suffix.lower() in ENDINGS:
-        raise FeddleError(f"{config} is not a config file; if it is your own data, use --data {config}")
-    from feddle.run.load import load_config
-
-    return load_config(config, overrides), config.stem
-
-
-def load_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of `_load` to a command."""
-    own_data = (
-        "Your own data: a .csv with the columns path, label and client, a .npz file, a folder of images or a Hugging"
-        " Face dataset on disk. CONFIG may then be omitted."
-    )
-    seed = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The seed; it replaces the seed in CONFIG.")
-    config = click.argument("config", type=PATH, required=False)
-    return config(click.option("--data", type=PATH, help=own_data)(overrides_option(seed(quiet_option(command)))))
 
 
 @app.command()
@@ -93,7 +62,7 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
 @track_option
 def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> None:
     """Run the federation that a YAML file (CONFIG) describes."""
-    config, stem = _load(**options)
+    config, stem = load_run(**options)
     out = out or _new_folder(f"{stem}-{folder_name(config.method.name)}-seed{config.seed}")
     from feddle.run.folder import check_free, run_config
 
@@ -130,7 +99,7 @@ def compare(
     """
     if seeds and options["seed"] is not None:
         raise click.UsageError("expected --seed or --seeds, but found both")
-    own, stem = _load(**options)
+    own, stem = load_run(**options)
     names = list(dict.fromkeys([own.method.name, "fedbuff", "fedavg"])) if methods is None else names_in(methods)
     if not names:
         raise FeddleError("--methods: expected at least one method, but found none; `feddle methods` lists them")
@@ -138,7 +107,7 @@ def compare(
     for name in names:
         other = {**options, "overrides": [*options["overrides"], f"method={name}"], "quiet": True}
         try:
-            configs[folder_name(name)] = own if name == own.method.name else _load(**other)[0]
+            configs[folder_name(name)] = own if name == own.method.name else load_run(**other)[0]
         except FeddleError as error:
             raise FeddleError(str(error).replace(f"-o method={name}: method", "--methods")) from error
     configs = _with_seeds(configs, seeds)

@@ -1,96 +1,63 @@
 """Estimate the time of a cell: a short measurement of its model, times the number of examples in its config."""
 
-import math
-import time
-from collections.abc import Callable
-from functools import cache, partial
-from timeit import Timer
+from functools import cache
 
 import torch
-from torch.nn import functional as F
 
-from feddle.data.datasets import contents_of
-from feddle.methods.center import CenterOptions
-from feddle.methods.convex import ConvexOptions
-from feddle.methods.fedavg import FedAvgOptions
-from feddle.methods.feddf import FedDFOptions
-from feddle.methods.feddle.method import AtlasOptions
-from feddle.methods.fedft import FedFTOptions
-from feddle.methods.hfcl import HfclOptions
-from feddle.methods.local import LocalOptions
+from feddle.data.datasets import Contents, contents_of
+from feddle.data.examples import Examples, Images, Tokens
+from feddle.methods.strategy import cost_of
 from feddle.models.options import ModelOptions
+from feddle.models.transformers import TransformersOptions
+from feddle.run.estimate import Held, Sizes, diagnosis_seconds, is_evaluated, round_seconds, setting_of
+from feddle.run.measure import Measured, Subject, measure
 from feddle.run.plan import Config
-from feddle.training.machine import one_thread
-from feddle.training.search import LbfgsSearch
+from feddle.run.traffic import expected, none
 from feddle.training.train import Recipe
 
 _START = 3.0  # seconds until the first round, to start a process and read the data
-_UNKNOWN = (50_000, 10_000, 10)  # assumed train and test images and classes of a data set that is not in the catalogue
+_UNKNOWN = Contents((3, 32, 32), 50_000, 10_000, 10)  # assumed for a data set that is not in the catalogue
+_SAMPLES = 1000  # of the server by default
 
 
 def core_seconds(config: Config) -> float:
-    """The approximate time of a run on one core."""
-    held = contents_of(config.data.name)
-    train, test, classes = _UNKNOWN if held is None else (held.train, held.test, held.num_classes)
-    step, evaluation = _measured(config.model, classes, config.data.image_size, config.data.channels)
-    evaluations = math.ceil(config.rounds / config.evaluation.every)
-    outside = config.data.server.name is not None
-    server = config.data.server.samples_per_round if outside else config.data.server.samples or 1000
-    own = _server_passes(config) * min(server, config.data.server.samples_per_round)
-    clients = _arrivals(config) * train / config.clients.count * config.training.epochs
-    return _START + config.rounds * (clients + own) * step + evaluations * test * evaluation
+    """The approximate time of a run on one core. Its data is not read, so clients count as equally large."""
+    contents = contents_of(config.data.name) or _UNKNOWN
+    held, classes = _held(config, contents), len(config.data.classes or ()) or contents.num_classes
+    size, measured = _measured(config.model, classes, config.data.image_size, config.data.channels, not contents.shape)
+    sizes, speed = Sizes(size), measured.speed
+    limit = cost_of(config.method, setting_of(config, none(config.rounds), sizes, held)).max_staleness
+    traffic = expected(config.clients.count, config.clients.per_round, config.rounds, config.delays, limit)
+    setting = setting_of(config, traffic, sizes, held)
+    merge = round_seconds(cost_of(config.method, setting), setting, speed)
+    clients = traffic.used * held.client * config.training.epochs * speed.trained(config.training.batch_size)
+    tests = sum(is_evaluated(number, config) for number in range(1, config.rounds + 1))
+    checks = config.rounds // config.diagnostics.every if config.diagnostics else 0
+    rest = tests * held.test * speed.evaluated + checks * diagnosis_seconds(config, setting, speed)
+    return _START + clients + config.rounds * merge + rest
 
 
-def _arrivals(config: Config) -> float:
-    """Mean number of updates per round. Late updates that a method discards are not trained."""
-    method, sigma = config.method, config.delays.sigma
-    if isinstance(method, CenterOptions):
-        return 0.0
-    if isinstance(method, LocalOptions):  # each client trains as much as in a federation, but not every client does
-        return config.clients.per_round * min(1.0, method.clients / config.clients.count)
-    base = method.base if isinstance(method, FedFTOptions) else method
-    discards = isinstance(base, FedAvgOptions | HfclOptions | FedDFOptions) and base.late == "discard"
-    return config.clients.per_round * (math.erf(1 / (sigma * math.sqrt(2))) if discards and sigma else 1.0)
-
-
-def _server_passes(config: Config) -> float:
-    """Passes over the server's data per round, each as expensive as training."""
-    match config.method:
-        case AtlasOptions(search=search, server_anchor=own):
-            passes = 1.2 * search.iterations if isinstance(search, LbfgsSearch) else float(search.epochs)
-            return passes + ((own.epochs or 1) if own else 0)
-        case FedFTOptions(epochs=epochs) | ConvexOptions(epochs=epochs):
-            return float(epochs)
-        case FedDFOptions(epochs=epochs):
-            return epochs + _arrivals(config) / 3  # each teacher evaluates once, which costs a third of a training pass
-        case HfclOptions():
-            return float(config.training.epochs)
-        case CenterOptions(epochs=epochs):
-            return epochs / config.rounds
-        case _:
-            return 0.0
+def _held(config: Config, contents: Contents) -> Held:
+    """The examples of clients, server and test, as far as the config tells; a class is as frequent as another."""
+    data = config.data
+    share = len(data.classes) / contents.num_classes if data.classes else 1.0
+    train, test = round(share * contents.train), round(share * contents.test)
+    own = min(_SAMPLES, test // 2) if data.server.samples is None else data.server.samples
+    server = data.server.samples or data.server.samples_per_round if data.outside else own
+    return Held(config.clients.count, train / config.clients.count, server, test, data.outside)
 
 
 @cache
-def _measured(model: ModelOptions, classes: int, size: int, channels: int) -> tuple[float, float]:
-    """Seconds that one core needs to train on an example, and to evaluate one."""
+def _measured(model: ModelOptions, classes: int, size: int, channels: int, text: bool) -> tuple[int, Measured]:
+    """The number of trainable parameters, and the measurement on examples without content."""
     built = model.build(classes, size, channels)
-    count = 32 if size <= 64 else 4
-    images = torch.zeros(count, channels, size, size).contiguous(memory_format=torch.channels_last)
-    labels = torch.zeros(count, dtype=torch.long)
-    optimizer = Recipe().make_optimizer(built)
-
-    def step() -> None:
-        built.zero_grad(set_to_none=True)
-        F.cross_entropy(built(images), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    with one_thread():
-        return _processor_time(step) / count, _processor_time(torch.no_grad()(partial(built, images))) / count
+    recipe = Recipe(batch_size=32 if size <= 64 else 4)
+    parameters = sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)
+    return parameters, measure(Subject(built, _blank(model, size, channels, text), recipe))
 
 
-def _processor_time(work: Callable[[], object]) -> float:
-    """CPU time of one call, in seconds."""
-    work()
-    number, seconds = Timer(work, timer=time.process_time).autorange()
-    return seconds / number
+def _blank(model: ModelOptions, size: int, channels: int, text: bool) -> Examples:
+    labels = torch.zeros(1, dtype=torch.long)
+    if text and isinstance(model, TransformersOptions):
+        return Tokens(torch.ones(1, model.longest, dtype=torch.long), labels)
+    return Images(torch.zeros(1, channels, size, size, dtype=torch.uint8), labels, channels)

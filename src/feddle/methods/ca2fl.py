@@ -1,7 +1,7 @@
 """CA2FL."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from torch import Tensor
@@ -9,7 +9,8 @@ from torch import Tensor
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.methods.buffer import Buffer
-from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
+from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache, cache_cost
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr
 from feddle.training.parts import Parts
 
@@ -25,6 +26,10 @@ class Ca2flOptions(MethodOptions):
     def build(self, parts: Parts) -> "CA2FL":
         """The method."""
         return CA2FL(self, build_cache(parts, self.cache_limit))
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`. It also keeps the sum of the cache, in float64, and the buffer."""
+        return replace(cache_cost(setting, self.cache_limit), kept=3, working=3.0 + self.buffer_size)
 
 
 @dataclass(eq=False)

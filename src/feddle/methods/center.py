@@ -10,6 +10,7 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import MethodOptions
 from feddle.options import BatchSize, Count, Positive
 from feddle.training.parts import Parts
@@ -29,6 +30,10 @@ class CenterOptions(MethodOptions):
         """The method."""
         recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
         return Center(parts.bench, parts.server_data(), recipe, rounds=parts.rounds, seed=parts.seed)
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`. Adam keeps two moments."""
+        return Cost(trained=self.epochs * setting.server / setting.rounds, kept=2, max_staleness=-1)
 
 
 @dataclass(eq=False)

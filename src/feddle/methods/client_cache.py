@@ -15,6 +15,7 @@ from torch import Tensor
 
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.state import prefixed, without_prefix
+from feddle.methods.cost import Cost, Setting
 from feddle.options import Positive
 from feddle.training.parts import Parts
 
@@ -74,6 +75,13 @@ def build_cache(parts: Parts, limit: float) -> ClientCache:
     """A cache for every client; if it needs more than `limit` MB, it is kept in a file."""
     size, scratch = parts.bench.layout.size, parts.scratch
     return ClientCache(parts.clients, size, limit=int(limit * 1e6), folder=scratch, device=parts.device)
+
+
+def cache_cost(setting: Setting, limit: float) -> Cost:
+    """The cost of a cache with a `limit` in MB: one vector for each client that has reported."""
+    if 4 * setting.clients * setting.size <= int(limit * 1e6):
+        return Cost(cached=setting.reported)
+    return Cost(in_file=setting.reported)
 
 
 class _FileRows:

@@ -1,5 +1,6 @@
 """Merging within the convex hull of the reported models."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from feddle.core.blocks import Blocks, Coefficients, make_blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.seeds import seed_for
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.options import BatchSize, Positive, ServerEpochs
 from feddle.training.objectives import TaskObjective
@@ -35,6 +37,12 @@ class ConvexOptions(MethodOptions):
         objective = TaskObjective(bench.model, bench.layout, parts.server_data(), bench.loss)
         blocks = make_blocks(self.coefficients, bench.layout)
         return ConvexMerging(self, objective, parts.seed, blocks)
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`. The reported models are stacked, and so are their differences to the model."""
+        steps = self.epochs * math.ceil(setting.server / self.batch_size) * setting.active
+        trained = self.epochs * setting.server * setting.active
+        return Cost(trained=trained, products=setting.used * steps, working=3 * setting.most + 2)
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from torch import Tensor
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.methods.buffer import Buffer
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr
 from feddle.options import Count, Decay, Positive
 from feddle.training.parts import Parts
@@ -32,6 +33,10 @@ class FadasOptions(MethodOptions):
     def build(self, parts: Parts) -> "Fadas":
         """The method."""
         return Fadas(self, parts.bench.layout.size, parts.device)
+
+    def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
+        """See `MethodOptions`. It keeps three moments and the buffer."""
+        return Cost(kept=4, working=3)
 
 
 @dataclass(eq=False)

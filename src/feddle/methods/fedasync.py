@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import MethodOptions, polynomial
 from feddle.options import NonNegative, no_bool
 from feddle.training.parts import Parts
@@ -27,6 +28,10 @@ class FedAsyncOptions(MethodOptions):
     def build(self, parts: Parts) -> "FedAsync":  # noqa: ARG002
         """The method."""
         return FedAsync(self)
+
+    def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
+        """See `MethodOptions`."""
+        return Cost(working=2)
 
 
 class FedAsync:

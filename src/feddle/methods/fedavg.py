@@ -8,6 +8,7 @@ from pydantic import Field
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.training.parts import Parts
 
@@ -29,6 +30,10 @@ class FedAvgOptions(MethodOptions):
     def build(self, parts: Parts) -> "FedAvg":  # noqa: ARG002
         """The method."""
         return FedAvg(self)
+
+    def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
+        """See `MethodOptions`."""
+        return Cost(working=1, max_staleness=staleness_limit(self.late))
 
 
 class FedAvg:

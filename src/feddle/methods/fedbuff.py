@@ -6,6 +6,7 @@ from typing import Literal
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.methods.buffer import Buffer
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import BufferSize, MethodOptions, ServerLr, Staleness, staleness_weight
 from feddle.training.parts import Parts
 
@@ -21,6 +22,10 @@ class FedBuffOptions(MethodOptions):
     def build(self, parts: Parts) -> "FedBuff":  # noqa: ARG002
         """The method."""
         return FedBuff(self)
+
+    def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
+        """See `MethodOptions`. The buffer is a sum."""
+        return Cost(kept=1, working=2)
 
 
 class FedBuff:

@@ -11,6 +11,7 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples, Relabelled, draw
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.fedavg import Late, average, in_time, staleness_limit
 from feddle.methods.strategy import MethodOptions
 from feddle.options import BatchSize, CountOrZero, Positive, ServerEpochs
@@ -38,6 +39,11 @@ class FedDFOptions(MethodOptions):
         recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
         examples, limit = parts.server_data(labelled=False), parts.samples_per_round
         return FedDF(self, parts.bench, examples, recipe, limit, parts.seed)
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`. Each teacher predicts the examples once."""
+        trained, taught = self.epochs * setting.drawn * setting.active, setting.used * setting.drawn
+        return Cost(trained=trained, evaluated=taught, working=3, max_staleness=staleness_limit(self.late))
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """Fed+FT: merge, then fine-tune."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field
@@ -10,6 +10,7 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.fedavg import FedAvgOptions
 from feddle.methods.fedbuff import FedBuffOptions
 from feddle.methods.strategy import MethodOptions, Strategy, max_staleness, state_of
@@ -34,6 +35,10 @@ class FedFTOptions(MethodOptions):
         """The method."""
         recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
         return FedFT(self.base.build(parts), parts.bench, parts.server_data(), recipe, seed=parts.seed)
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`."""
+        return replace(self.base.cost(setting), trained=float(self.epochs * setting.server), working=2)
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Job, Merged, Update
 from feddle.core.seeds import seed_for
 from feddle.data.examples import Examples
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.fedavg import Late, average, in_time, staleness_limit
 from feddle.methods.strategy import MethodOptions
 from feddle.training.parts import Parts
@@ -24,6 +25,11 @@ class HfclOptions(MethodOptions):
     def build(self, parts: Parts) -> "HFCL":
         """The method."""
         return HFCL(self, parts.bench, parts.server_data(), parts.recipe, parts.seed)
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`."""
+        trained = float(setting.epochs * setting.server)
+        return Cost(trained=trained, working=3, max_staleness=staleness_limit(self.late))
 
 
 @dataclass(eq=False)

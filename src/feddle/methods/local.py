@@ -10,6 +10,7 @@ from pydantic import Field
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import MethodOptions
 from feddle.options import Count
 from feddle.training.parts import Alone, Parts
@@ -36,6 +37,13 @@ class LocalOptions(MethodOptions):
         jobs = parts.rounds * parts.per_round / parts.clients  # of a client, on average
         epochs = self.epochs or max(1, round(jobs * parts.recipe.epochs))
         return Local(parts.alone, self.clients, epochs, parts.rounds)
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`. A client is measured on the test examples of its classes; half of them are assumed."""
+        clients = min(self.clients, setting.clients)
+        epochs = self.epochs or max(1, round(setting.rounds * setting.per_round / setting.clients * setting.epochs))
+        trained, measured = clients * epochs * setting.client_examples, clients * setting.test / 2
+        return Cost(trained=trained / setting.rounds, evaluated=measured / setting.rounds, max_staleness=-1)
 
 
 @dataclass(eq=False)

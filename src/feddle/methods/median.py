@@ -7,6 +7,7 @@ import torch
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import MethodOptions, ServerLr
 from feddle.training.parts import Parts
 
@@ -20,6 +21,10 @@ class MedianOptions(MethodOptions):
     def build(self, parts: Parts) -> "CoordinateMedian":  # noqa: ARG002
         """The method."""
         return CoordinateMedian(self)
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`. The updates are stacked and sorted, and the order of each number takes two more."""
+        return Cost(working=4 * setting.most + 1)
 
 
 class CoordinateMedian:

@@ -1,6 +1,6 @@
 """The protocol of every method, and what several methods share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
+from feddle.methods.cost import Cost, Setting
 from feddle.options import Count, Options, Positive
 
 
@@ -32,7 +33,8 @@ class Strategy(Protocol):
 class MethodOptions(Options):
     """Base of every method's options. It lets an error message name the method that has a misplaced option.
 
-    An optional attribute `reads_labels` is False if the method does not read the labels of the server's data.
+    An optional attribute `reads_labels` is False if the method does not read the labels of the server's data. An
+    optional method `cost(setting)` returns a `Cost`, from which `feddle plan` estimates the server's work and memory.
     """
 
     averages: ClassVar[float] = 0.0  # the decay of `averaging`, unless the plan sets it
@@ -64,6 +66,12 @@ def max_staleness(strategy: Strategy) -> int | None:
 def reads_labels(options: MethodOptions) -> bool:
     """Whether the method reads the labels of the server's data, if they belong to the clients' task."""
     return bool(getattr(options, "reads_labels", True))
+
+
+def cost_of(options: MethodOptions, setting: Setting) -> Cost:
+    """What a method costs the server; unknown if its options do not say."""
+    known: Callable[[Setting], Cost] | None = getattr(options, "cost", None)
+    return Cost(known=False) if known is None else known(setting)
 
 
 def state_of(strategy: Strategy) -> Any:

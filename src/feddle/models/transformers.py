@@ -75,7 +75,12 @@ class TransformersOptions(ModelOptions):
         """The token ids (n, length) of texts, from the model's own tokenizer."""
         source = self.weights()
         source.fetch(quiet=quiet)
-        return tokenise(source.place, texts, self.length or _LENGTH)
+        return tokenise(source.place, texts, self.longest)
+
+    @property
+    def longest(self) -> int:
+        """The largest number of tokens of a text."""
+        return self.length or _LENGTH
 
 
 class Classifier(nn.Module):

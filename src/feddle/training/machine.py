@@ -56,6 +56,12 @@ def _keep_freed_pages() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, ctypes.c_int(2**30))
 
 
+def release_freed_pages() -> None:
+    """Return freed memory to the system, so that the memory of this process is what it uses."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @cache
 def require_bfloat16() -> None:
     """Refuse bfloat16 if this CPU cannot run it: some virtual machines announce AMX but do not support it.

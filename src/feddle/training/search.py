@@ -139,6 +139,10 @@ class PaperSearch(Options):
         """Start a new Adam for each search. The paper does not name the optimiser; Adam is our reading."""
         return adam_search(task, self.lr, self.epochs, self.batch_size)
 
+    def effort(self, examples: float) -> tuple[float, float]:
+        """The number of passes over the server's data, and of steps."""
+        return self.epochs, self.epochs * math.ceil(examples / self.batch_size)
+
 
 class AnnealedSearch(Options):
     """Adam over mini-batches; the learning rate falls to zero over the search."""
@@ -151,6 +155,10 @@ class AnnealedSearch(Options):
     def __call__(self, task: SearchTask) -> Found:
         """Take large steps first. The last steps are small, so they add little noise."""
         return adam_search(task, self.lr, self.epochs, self.batch_size, anneal=True)
+
+    def effort(self, examples: float) -> tuple[float, float]:
+        """The number of passes over the server's data, and of steps."""
+        return self.epochs, self.epochs * math.ceil(examples / self.batch_size)
 
 
 class SgdSearch(Options):
@@ -174,6 +182,10 @@ class SgdSearch(Options):
             coefficients -= rate * slope
 
         return mini_batch_search(task, step, self.epochs, self.batch_size, "use method.search: paper")
+
+    def effort(self, examples: float) -> tuple[float, float]:
+        """The number of passes over the server's data, two of them for L, and of steps."""
+        return self.epochs + 2, self.epochs * math.ceil(examples / self.batch_size) + 2
 
     def _rate(self, task: SearchTask, smooth: float, steps: int) -> float:
         squared = float(task.space.lengths().square().sum())  # ‖Δ‖² = Σ‖ā‖²
@@ -209,6 +221,10 @@ class LbfgsSearch(Options):
         optimizer.step(closure)  # type: ignore[no-untyped-call]
         loss = next((loss for at, loss in reversed(tried) if torch.equal(at, coefficients)), math.nan)
         return checked(coefficients, loss, "lower method.fallback.lr or training.lr")
+
+    def effort(self, examples: float) -> tuple[float, float]:  # noqa: ARG002
+        """The number of passes over the server's data, and of steps; the line search takes a few more than planned."""
+        return 1.2 * self.iterations, 1.2 * self.iterations
 
 
 AnySearch = PaperSearch | AnnealedSearch | LbfgsSearch | SgdSearch

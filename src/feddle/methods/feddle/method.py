@@ -1,7 +1,7 @@
 """Feddle: merging guided by the server's data."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
@@ -13,7 +13,8 @@ from feddle.core.blocks import Blocks, Coefficients, make_blocks
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.seeds import seed_for
-from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
+from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache, cache_cost
+from feddle.methods.cost import Cost, Setting
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, Threshold
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
@@ -34,7 +35,7 @@ from feddle.training.search import (
     SgdSearch,
     rounded,
 )
-from feddle.training.surrogate import ClustersOptions, SurrogateOptions
+from feddle.training.surrogate import ClustersOptions, HeadOptions, SurrogateOptions
 
 
 class Anchoring(Protocol):
@@ -162,6 +163,27 @@ class AtlasOptions(MethodOptions):
             observe=parts.observe,
             blocks=None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout),
             server_anchor=self.server_anchor.build(parts) if self.server_anchor and labels_fit else None,
+        )
+
+    def cost(self, setting: Setting) -> Cost:
+        """See `MethodOptions`. A search without a server anchor is made only if an update arrived."""
+        capacity = self.atlas_size or 2 * setting.per_round
+        rows = min(capacity, setting.used * setting.rounds)
+        labels_fit = not self.adapts or (self.reads_labels and not setting.outside)
+        own, objective = self.server_anchor if labels_fit else None, self.objective
+        active = 1.0 if own else setting.active
+        examples = min(setting.drawn, own.searched(setting)) if own else setting.drawn
+        passes, steps = self.search.effort(examples)
+        teachers = objective.teachers if isinstance(objective, DistilOptions) else 0
+        represented = isinstance(objective, HeadOptions) or (objective is None and setting.outside)
+        cache = cache_cost(setting, self.anchors.cache_limit) if isinstance(self.anchors, CalibratedOptions) else Cost()
+        return replace(
+            cache,
+            trained=active * examples * (passes + (self.gate is not None)) + (own.trained(setting) if own else 0),
+            evaluated=active * examples * (teachers or represented),
+            products=active * steps * rows,
+            kept=rows / (1 if self.storage == "float32" else 4) + teachers,
+            working=5.0 + 3 * bool(own) + 2 * (isinstance(self.anchors, CalibratedOptions)),
         )
 
 

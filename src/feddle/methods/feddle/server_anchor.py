@@ -11,6 +11,7 @@ from torch import Tensor
 from feddle.core.layout import Weights
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, draw
+from feddle.methods.cost import Setting
 from feddle.options import BatchSize, Count, Options, Positive, no_bool
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe
@@ -36,9 +37,21 @@ class ServerAnchorOptions(Options):
     def build(self, parts: Parts) -> "ServerAnchor":
         """The anchor of a method that is built from these parts."""
         examples, limit = parts.server_data(), parts.samples_per_round
-        epochs = self.epochs or math.ceil(_ENOUGH / min(len(examples), limit or _ENOUGH))
+        epochs = self._passes(min(len(examples), limit or _ENOUGH))
         recipe = Recipe(lr=self.lr, epochs=epochs, batch_size=self.batch_size)
         return ServerAnchor(self, parts.bench, examples, recipe, limit, parts.seed)
+
+    def _passes(self, examples: int) -> int:
+        return self.epochs or math.ceil(_ENOUGH / examples)
+
+    def trained(self, setting: Setting) -> float:
+        """The number of examples that the server trains on in a round, each as often as there are passes."""
+        kept = setting.server - round(self.holdout * setting.server)
+        return float(self._passes(max(1, setting.drawn)) * min(kept, setting.samples_per_round))
+
+    def searched(self, setting: Setting) -> int:
+        """The number of examples for the search."""
+        return round(self.holdout * setting.server) or setting.server
 
 
 @dataclass(frozen=True, eq=False)

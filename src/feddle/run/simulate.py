@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 
 from feddle.clients.attacks import AttackParts
 from feddle.clients.work import ClientWork
+from feddle.core.durable import remove_with
 from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout
 from feddle.core.seeds import global_seed, seed_for
@@ -161,10 +163,22 @@ def simulate(
             from feddle.run.library import simulate_in  # it needs this module
 
             return simulate_in(Path(out), checked, problem, strategy, listener, patience)
-        run = simulated(checked, problem, strategy, scratch=scratch)
+        own = None if scratch is None else _own_folder(scratch)
+        run = simulated(checked, problem, strategy, scratch=own)
+        if own is not None:
+            remove_with(run, own)
         run.patience = patience
         run.go(listener)
         return run
+
+
+def _own_folder(scratch: Path) -> Path:
+    """A new folder in `scratch`, which other runs may use too."""
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="feddle-", dir=scratch))
+    except OSError as error:
+        raise FeddleError(f"simulate: scratch: cannot write to {scratch}: {error.strerror}; name another") from error
 
 
 def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence[Listener]) -> Listener:

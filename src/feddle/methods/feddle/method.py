@@ -17,7 +17,7 @@ from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, Threshold
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
-from feddle.methods.feddle.storage import Storage, empty_rows
+from feddle.methods.feddle.storage import FloatStorage, StorageOptions
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.options import Count, NonNegative, Options, choice
 from feddle.training.distil import DistilOptions
@@ -105,7 +105,7 @@ class AtlasOptions(MethodOptions):
         description="what a full atlas replaces: `importance`, the anchor with the smallest |ĉ|, or `fifo`, the oldest",
     )
     anchors: AnchorOptions = RawAnchors()
-    storage: Storage = "float32"
+    storage: StorageOptions = FloatStorage()
     normalise: bool = Field(True, description="scale every anchor to the median of the anchors' norms")
     fallback: FallbackOptions = FedBuffFallback()
     objective: ObjectiveOptions | None = Field(
@@ -137,7 +137,7 @@ class AtlasOptions(MethodOptions):
         """The method."""
         outside = bool(parts.out_of_domain)
         capacity, dimension = self.atlas_size or 2 * parts.per_round, parts.bench.layout.size
-        rows = empty_rows(self.storage, capacity, dimension, parts.device)
+        rows = self.storage.empty(parts, capacity)
         search: Search = self.search
         if isinstance(search, SgdSearch) and search.step is None and outside:
             search = search.model_copy(update={"step": "theorem-2"})

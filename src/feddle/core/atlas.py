@@ -76,7 +76,7 @@ class FloatRows:
 
     def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
         """See `Rows`."""
-        replace_rows(vars(self), count, saved)
+        load_rows(self, count, saved)
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`."""
@@ -136,6 +136,24 @@ def replace_rows(columns: Mapping[str, Tensor], count: int, saved: Mapping[str, 
     """Replace the first rows of tensors that have one entry per anchor, in place."""
     for name, tensor in columns.items():
         tensor[:count] = saved[name]
+
+
+def load_rows(rows: Rows, count: int, saved: Mapping[str, Tensor]) -> None:
+    """Replace the first rows of a dataclass of tensors, also by rows that ranks have saved one by one."""
+    if vars(rows).keys() <= saved.keys():
+        replace_rows(vars(rows), count, saved)
+    else:
+        for row in range(count):
+            rows.put(row, row_in(saved, row))
+
+
+def row_in(saved: Mapping[str, Tensor], row: int) -> Tensor:
+    """An anchor (d,) in what any kind of rows has saved: a matrix, 8-bit codes with scales, or one tensor per row."""
+    if "matrix" in saved:
+        return saved["matrix"][row]
+    if "codes" in saved:
+        return saved["codes"][row].float() * saved["scales"][row]
+    return saved[str(row)]
 
 
 def allocate(capacity: int, width: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddle.core.atlas import allocate, copy_rows, replace_rows
+from feddle.core.atlas import allocate, copy_rows, load_rows
 from feddle.core.blocks import Blocks, Segment
 from feddle.core.compiled import compiled
 
@@ -52,7 +52,7 @@ class Int8Rows:
 
     def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
         """See `Rows`."""
-        replace_rows(vars(self), count, saved)
+        load_rows(self, count, saved)
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`."""

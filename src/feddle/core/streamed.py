@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feddle.core.atlas import FloatRows
+from feddle.core.atlas import FloatRows, row_in
 from feddle.core.blocks import Blocks
 from feddle.core.durable import remove_with
 from feddle.core.errors import FeddleError, StoppedError
@@ -126,7 +126,7 @@ class StreamedRows:
     def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
         """See `Rows`."""
         for row in range(count):
-            self.files.put(row, saved[str(row)])
+            self.files.put(row, row_in(saved, row))
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`. Rows whose coefficients are all zero are not read.

@@ -32,6 +32,7 @@ class Strategy(Protocol):
 class MethodOptions(Options):
     """Base of every method's options. It lets an error message name the method that has a misplaced option."""
 
+    searches: ClassVar[bool] = False  # whether several ranks can share its search
     averages: ClassVar[float] = 0.0  # the decay of `averaging`, unless the plan sets it
 
     @property

@@ -17,6 +17,7 @@ from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, Threshold
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
+from feddle.methods.feddle.sharded import share_search
 from feddle.methods.feddle.storage import FloatStorage, StorageOptions
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.options import Count, NonNegative, Options, choice
@@ -96,6 +97,7 @@ AnchorOptions = Annotated[
 class AtlasOptions(MethodOptions):
     """The options of Feddle and its variants. The defaults are the paper's."""
 
+    searches = True
     adapts: ClassVar[bool] = False  # whether data without labels of the clients' task turns off what needs them
     atlas_size: Count | None = Field(
         None, description="largest number of anchors (M); by default 2 × clients.per_round"
@@ -137,7 +139,6 @@ class AtlasOptions(MethodOptions):
         """The method."""
         outside = bool(parts.out_of_domain)
         capacity, dimension = self.atlas_size or 2 * parts.per_round, parts.bench.layout.size
-        rows = self.storage.empty(parts, capacity)
         search: Search = self.search
         if isinstance(search, SgdSearch) and search.step is None and outside:
             search = search.model_copy(update={"step": "theorem-2"})
@@ -149,8 +150,10 @@ class AtlasOptions(MethodOptions):
         regularisation = (0.01 if outside else 0.0) if self.regularisation is None else self.regularisation
         objective = self.objective or (SurrogateOptions() if outside else TaskOptions())
         labels_fit = not self.adapts or (self.reads_labels and not outside)
+        blocks = None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout)
+        rows, shared = share_search(self.storage, parts, capacity, objective.build(parts), blocks)
         return Feddle(
-            objective.build(parts),
+            shared,
             Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),
             search,
             fallback,
@@ -159,7 +162,7 @@ class AtlasOptions(MethodOptions):
             regularisation=regularisation,
             seed=parts.seed,
             observe=parts.observe,
-            blocks=None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout),
+            blocks=blocks,
             server_anchor=self.server_anchor.build(parts) if self.server_anchor and labels_fit else None,
         )
 

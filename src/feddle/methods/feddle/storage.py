@@ -56,15 +56,20 @@ class DiskStorage(Options):
 
     def empty(self, parts: Parts, capacity: int) -> Rows:
         """Empty rows for `capacity` anchors."""
-        if parts.scratch is None:
-            raise FeddleError(
-                "method.storage: disk requires a folder for the anchors; in Python, pass out= or scratch="
-            )
-        folder = parts.scratch / CHECKPOINT / _FOLDER
-        return StreamedRows.empty(folder, capacity, parts.bench.layout.size, int(self.memory * 1e6))
+        if parts.ranks is not None:
+            raise FeddleError("method.storage: disk is for a single process, but there are several ranks; use float32")
+        return files_of(parts, capacity, int(self.memory * 1e6))
 
 
 AnyStorage = FloatStorage | Int8Storage | DiskStorage
 StorageOptions = Annotated[
     AnyStorage, Discriminator("name"), choice("float32"), Field(description="how the atlas stores its anchors")
 ]
+
+
+def files_of(parts: Parts, capacity: int, memory: int) -> StreamedRows:
+    """Empty rows in files in the run folder, of which `memory` bytes are in memory at once."""
+    if parts.scratch is None:
+        raise FeddleError("method.storage: disk requires a folder for the anchors; in Python, pass out= or scratch=")
+    folder = parts.scratch / CHECKPOINT / _FOLDER
+    return StreamedRows.empty(folder, capacity, parts.bench.layout.size, memory)

@@ -3,9 +3,10 @@
     python bench/ranks.py
 
 The model is a ResNet-18 with 11 million weights, the atlas has 40 random anchors (1.8 GB), and the search is one pass
-over 256 random images in batches of 64. Each rank uses one thread, so the time can fall only while there are idle
-cores. Prints the shortest search of each repeat, the resident memory of the ranks after it (which includes Python and
-torch, the model, and 1/R of the anchors), and the largest difference of a coefficient from one rank.
+over 256 random images of 64×64 pixels in batches of 64. Each rank uses one thread, so the time can fall only while
+there are idle cores. Prints the shortest of the searches, the CPU time of rank 0 for it, which does not depend on other
+work of the machine, the resident memory of the ranks after it beyond torch and the model (which includes 1/R of the
+anchors), and the largest difference of a coefficient from one rank.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from feddle.training.search import PaperSearch, SearchTask
 def images(count: int) -> Images:
     """Random images; the time does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    pixels = torch.randint(0, 256, (count, 3, 64, 64), dtype=torch.uint8, generator=generator)
     return Images(pixels, torch.randint(0, 10, (count,), generator=generator), 3)
 
 
@@ -48,7 +49,7 @@ def resident() -> float:
 def search(anchors: int, count: int, repeats: int, ranks: Ranks | None) -> dict[str, Any]:
     """Search at this rank; what was measured here."""
     torch.manual_seed(0)
-    model = ResNet18(10, 3)
+    model = ResNet18(10)
     layout, rank, size = Layout.of(model), ranks.rank if ranks else 0, ranks.size if ranks else 1
     base, objective = resident(), TaskObjective(model, layout, images(count))
     mine = range(rank, anchors, size)
@@ -67,14 +68,15 @@ def search(anchors: int, count: int, repeats: int, ranks: Ranks | None) -> dict[
             try:
                 follow(member)
             except EndError:
-                return {"rank": rank, "resident": resident() - base}
+                return {"resident": resident() - base}
     space = SearchSpace(start, rows, torch.ones(anchors))
     for _ in range(repeats):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         guide.begin(start, 0)
         found = PaperSearch(batch_size=64)(SearchTask(space, guide, torch.zeros(anchors))).coefficients
-        seconds.append(time.perf_counter() - began)
-    measured = {"rank": 0, "resident": resident() - base, "seconds": min(seconds), "coefficients": found.tolist()}
+        seconds.append((time.perf_counter() - began, time.process_time() - used))
+    wall, cpu = (min(each) for each in zip(*seconds, strict=True))
+    measured = {"resident": resident() - base, "seconds": wall, "cpu": cpu, "coefficients": found.tolist()}
     if ranks is not None:
         ranks.end(0)
     return measured
@@ -94,8 +96,11 @@ def measured(count: int, words: list[str]) -> list[dict[str, Any]]:
             with output.open("wb") as file:
                 env = {**os.environ, **address, "RANK": str(rank)}
                 processes.append(subprocess.Popen(command, env=env, stdout=file))  # noqa: S603
-        for process in processes:
-            assert process.wait() == 0
+        try:
+            assert all(process.wait() == 0 for process in processes)
+        finally:
+            for process in processes:
+                process.kill()
         return [json.loads(output.read_text()) for output in outputs]
 
 
@@ -113,15 +118,16 @@ def main() -> None:
             print(json.dumps(search(arguments.anchors, arguments.images, arguments.repeats, ranks)))
         return
     words = [f"--{name}={getattr(arguments, name)}" for name in ("anchors", "images", "repeats")]
-    print("| ranks | search, s | MB per rank, beyond torch and the model | largest difference of ĉ |")
-    print("|---|---|---|---|")
+    print("| ranks | search, s | CPU time of rank 0, s | MB per rank, beyond torch and the model | difference of ĉ |")
+    print("|---|---|---|---|---|")
     alone: torch.Tensor | None = None
     for count in (1, 2, 4):
         first, *others = measured(count, words)
         found = torch.tensor(first["coefficients"])
         alone = found if alone is None else alone
         memory = ", ".join(f"{each['resident']:.0f}" for each in (first, *others))
-        print(f"| {count} | {first['seconds']:.1f} | {memory} | {float((found - alone).abs().max()):.1e} |", flush=True)
+        far = float((found - alone).abs().max())
+        print(f"| {count} | {first['seconds']:.1f} | {first['cpu']:.1f} | {memory} | {far:.1e} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A run whose search several processes share, as torchrun starts them: rank 0 runs it, and the others follow."""
 
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +82,7 @@ def _member(config: Config, ranks: Ranks, *, quiet: bool) -> Member:
     """What this rank holds. The clients' data is freed when this returns."""
     problem = build_problem(config, quiet=quiet)
     layout, device = Layout.of(problem.model), resolve_device(config.device)
-    server = build_server(config, problem, layout, device, scratch=Path(), ranks=ranks)
+    server = build_server(config, problem, layout, device, scratch=Path(tempfile.gettempdir()), ranks=ranks)
     objective = server.strategy.objective  # type: ignore[attr-defined]  # only methods that search come here
     assert isinstance(objective, SharedObjective)
     ranks.agree(digests(config, problem, layout))

@@ -28,6 +28,7 @@ SMALL: dict[str, Any] = {
     "evaluation": {"every": 4},
     "checkpoint": {"every": 1},
 }
+ON_DISK = {"name": "disk", "memory": 0.03}  # two windows
 # buffers that are full in no rhythm with the rounds, an atlas that must give up anchors, epochs in most rounds, two
 # batches of server data: so that all that is remembered matters
 METHODS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddle-fifo": {"name": "feddle", "atlas_size": 7, "eviction": "fifo"},
     "feddle-calibrated": {"name": "feddle", "atlas_size": 7, "anchors": "calibrated"},
     "feddle-blocks": {"name": "feddle", "atlas_size": 7, "coefficients": "class", "storage": "int8"},
+    "feddle-on-disk": {"name": "feddle", "atlas_size": 7, "coefficients": "class", "storage": ON_DISK},
     "feddle+": {"name": "feddle+", "atlas_size": 7},
     "feddle-surrogate": {"name": "feddle", "atlas_size": 7, "objective": "surrogate"},
     "feddle-clusters": {"name": "feddle", "atlas_size": 7, "objective": "clusters"},
@@ -142,12 +144,12 @@ def ended_within(seconds: float, process: int) -> bool:
 
 
 def kill_at_touch(folder: Path, point: KillPoint) -> None:
-    """Have this process kill itself when it opens, renames, cuts or removes a file of the run for the n-th time."""
+    """Have this process kill itself when it opens, renames, links, cuts or removes a file of the run the n-th time."""
     left = point.touch
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal left
-        if left and event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir"):
+        if left and event in ("open", "os.rename", "os.remove", "os.truncate", "os.mkdir", "os.rmdir", "os.link"):
             path = str(arguments[0])
             left -= path.startswith(str(folder)) and Path(path).name.startswith(point.name)
             if not left:

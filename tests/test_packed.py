@@ -102,5 +102,5 @@ def test_the_config_names_the_kind(storage: str | dict[str, object], kind: type)
 
 
 def test_a_kind_that_was_removed_is_an_unknown_name() -> None:
-    with pytest.raises(FeddleError, match=r"method\.storage: input should be 'float32' or 'int8', got 'bfloat16'$"):
+    with pytest.raises(FeddleError, match=r"method\.storage: unknown name 'bfloat16'; did you mean 'float32'"):
         simulate("bfloat16")

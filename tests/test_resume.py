@@ -319,6 +319,7 @@ def test_checks_attacks_and_privacy_go_on_too(tmp_path: Path, setting: str) -> N
     [
         # in the middle of a checkpoint, again, and then by the clock
         ("feddle-calibrated", 2, [KillPoint(touch=60), KillPoint(touch=41), KillPoint(seconds=0.6)]),
+        ("feddle-on-disk", 2, [KillPoint(touch=60), KillPoint(touch=301), KillPoint(seconds=0.6)]),
         ("ca2fl-on-disk", 0, [KillPoint(touch=1), KillPoint(touch=3), KillPoint(touch=101), KillPoint(seconds=0.5)]),
     ],
 )

@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -30,6 +31,7 @@ from feddle.cli.plan import plan
 from feddle.cli.reports import report, report_on
 from feddle.cli.reproduce import reproduce
 from feddle.core.errors import FeddleError, StoppedError
+from feddle.core.launched import count_here, rank_here
 from feddle.records import COMPARISON, CONFIG, REPORT
 from feddle.run.progress import RunDisplay
 from feddle.version import __version__
@@ -45,11 +47,15 @@ if TYPE_CHECKING:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, package_name="feddle", message="feddle %(version)s")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error. It may be anywhere on the command line.")
-def app(debug: bool) -> None:
+@click.pass_context
+def app(context: click.Context, debug: bool) -> None:  # noqa: ARG001
     """Asynchronous federated learning on hybrid data.
 
     Client updates become anchors; the server's own data guides how they are merged.
     """
+    if count_here() > 1 and context.invoked_subcommand not in ("run", "resume"):
+        found = f"{count_here()} ranks (WORLD_SIZE) and `feddle {context.invoked_subcommand}`"
+        raise click.UsageError(f"several ranks share the search of `feddle run` or `feddle resume`, but found {found}")
 
 
 for command in (federation, plan, report, reproduce):
@@ -61,13 +67,21 @@ for command in (federation, plan, report, reproduce):
 @click.option("--out", type=PATH, help="The run folder. By default a new folder in runs/.")
 @track_option
 def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> None:
-    """Run the federation that a YAML file (CONFIG) describes."""
-    config, stem = load_run(**options)
-    out = out or _new_folder(f"{stem}-{folder_name(config.method.name)}-seed{config.seed}")
-    from feddle.run.folder import check_free, run_config
+    """Run the federation that a YAML file (CONFIG) describes.
 
-    check_free(out)
-    _run_all({out: config}, out, _tracked(run_config, track), quiet=options["quiet"])
+    With torchrun, several processes share the search: torchrun --nproc-per-node 4 -m feddle run CONFIG
+    """
+    from feddle.run.folder import check_free, run_config
+    from feddle.run.ranked import all_ranks, follow_config
+
+    with all_ranks() as ranks:
+        follows = ranks is not None and ranks.rank > 0
+        config, stem = load_run(**{**options, "quiet": options["quiet"] or follows})
+        if ranks is not None and follows:
+            follow_config(config, ranks, quiet=True)
+        out = out or _new_folder(f"{stem}-{folder_name(config.method.name)}-seed{config.seed}")
+        check_free(out)
+        _run_all({out: config}, out, _tracked(partial(run_config, ranks=ranks), track), quiet=options["quiet"])
 
 
 def _tracked(run_one: Callable[..., object], track: "tuple[TrackerName, ...]") -> Callable[..., None]:
@@ -164,18 +178,26 @@ def _run_all(configs: "Mapping[Path, Config]", out: Path, run_one: Callable[...,
 @folder_argument
 @quiet_option
 def resume(folder: Path, quiet: bool) -> None:
-    """Continue the run or comparison in DIR from its last checkpoint."""
-    from feddle.run.folder import RunFolder, comparison, run_or_resume
+    """Continue the run or comparison in DIR from its last checkpoint.
 
-    configs = {folder / name: config for name, config in comparison(folder).items()}
-    if not configs:
+    A run may be continued with another number of ranks: torchrun --nproc-per-node 2 -m feddle resume DIR
+    """
+    from feddle.run.folder import RunFolder, comparison, run_or_resume
+    from feddle.run.ranked import all_ranks, follow_config
+
+    with all_ranks() as ranks:
+        configs = {folder / name: config for name, config in comparison(folder).items()}
+        if configs and ranks is not None:
+            raise FeddleError(f"{folder} holds a comparison, but several ranks continue one run; start one process")
         held = RunFolder(folder)
-        configs = {folder: held.config()}
+        configs = configs or {folder: held.config()}
+        if ranks is not None and ranks.rank:
+            follow_config(configs[folder], ranks, quiet=True)
         killed_at_the_end = held.checkpoint.folder.exists() or not (folder / REPORT).exists()
-        if held.is_finished() and not killed_at_the_end:
+        if folder in configs and held.is_finished() and not killed_at_the_end:
             click.echo(f"{folder} is finished; there is nothing to resume")
             return
-    _run_all(configs, folder, run_or_resume, quiet=quiet)
+        _run_all(configs, folder, partial(run_or_resume, ranks=ranks), quiet=quiet)
 
 
 @app.command()
@@ -331,6 +353,8 @@ def _run_command(debug: bool) -> None:
     except (FeddleError, click.ClickException, OSError, MemoryError) as error:
         if debug:
             traceback.print_exc()
+        if rank_here() and not isinstance(error, FeddleError):  # rank 0 has the same error
+            sys.exit(2)
         stop(_explain(error))
     except (KeyboardInterrupt, click.Abort):
         stop("interrupted", code=130)

@@ -11,7 +11,7 @@ from feddle.core.blocks import Blocks
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job
-from feddle.core.state import prefixed
+from feddle.core.state import prefixed, without_prefix
 
 Eviction = Literal["importance", "fifo"]
 
@@ -33,13 +33,19 @@ class Anchors(Protocol):
 
 
 class Rows(Anchors, Protocol):
-    """Preallocated rows for a fixed number of anchors: a dataclass of tensors with one row per anchor."""
+    """Rows for a fixed number of anchors."""
 
     def put(self, row: int, anchor: Tensor) -> None:
         """Store an anchor (d,)."""
 
     def first(self, count: int) -> Self:
         """The first rows, as a view."""
+
+    def saved(self, count: int) -> dict[str, Tensor]:
+        """The first rows as named tensors, which later changes do not reach."""
+
+    def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
+        """Replace the first rows by those that `saved` returned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +69,14 @@ class FloatRows:
     def first(self, count: int) -> "FloatRows":
         """See `Rows`."""
         return FloatRows(self.matrix[:count])
+
+    def saved(self, count: int) -> dict[str, Tensor]:
+        """See `Rows`."""
+        return copy_rows(vars(self), count)
+
+    def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
+        """See `Rows`."""
+        load_rows(self, count, saved)
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`."""
@@ -113,6 +127,35 @@ class JoinedRows:
         return torch.cat([self.anchors.project(vector, blocks), self.more.project(vector, blocks)])
 
 
+def copy_rows(columns: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """Copies of the first rows of tensors that have one entry per anchor."""
+    return {name: tensor[:count].clone() for name, tensor in columns.items()}
+
+
+def replace_rows(columns: Mapping[str, Tensor], count: int, saved: Mapping[str, Tensor]) -> None:
+    """Replace the first rows of tensors that have one entry per anchor, in place."""
+    for name, tensor in columns.items():
+        tensor[:count] = saved[name]
+
+
+def load_rows(rows: Rows, count: int, saved: Mapping[str, Tensor]) -> None:
+    """Replace the first rows of a dataclass of tensors, also by rows that ranks have saved one by one."""
+    if vars(rows).keys() <= saved.keys():
+        replace_rows(vars(rows), count, saved)
+    else:
+        for row in range(count):
+            rows.put(row, row_in(saved, row))
+
+
+def row_in(saved: Mapping[str, Tensor], row: int) -> Tensor:
+    """An anchor (d,) in what any kind of rows has saved: a matrix, 8-bit codes with scales, or one tensor per row."""
+    if "matrix" in saved:
+        return saved["matrix"][row]
+    if "codes" in saved:
+        return saved["codes"][row].float() * saved["scales"][row]
+    return saved[str(row)]
+
+
 def allocate(capacity: int, width: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
     """Zeros (capacity, width), or an error that says what to do."""
     try:
@@ -120,13 +163,13 @@ def allocate(capacity: int, width: int, dtype: torch.dtype, device: str = "cpu")
     except RuntimeError as error:  # out of memory
         size = f"{dtype.itemsize * capacity * width / 1e9:.1f} GB"
         raise FeddleError(
-            f"no memory for an atlas of {capacity} anchors ({size}); lower method.atlas_size, or use less memory "
-            "per anchor (method.storage: int8)"
+            f"no memory for an atlas of {capacity} anchors ({size}); lower method.atlas_size, use less memory "
+            "per anchor (method.storage: int8), or keep the anchors on disk (method.storage: disk)"
         ) from error
 
 
 class Atlas:
-    """At most M anchors in preallocated `rows`, by default float32, with the score and origin of each row.
+    """At most M anchors in `rows`, by default float32, with the score and origin of each row.
 
     A full atlas replaces the anchor with the smallest score (`importance`) or the oldest one (`fifo`). An anchor has no
     score until its first search and is not replaced before that. If every anchor is new, the oldest is replaced.
@@ -191,19 +234,18 @@ class Atlas:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to continue, as tensors; only rows in use."""
-        kept = {name: tensor[: self._size].clone() for name, tensor in self._columns().items()}
-        return {**kept, "inserted": torch.tensor(self._inserted)}
+        rows = prefixed("rows", self._rows.saved(self._size))
+        return {**rows, **copy_rows(self._columns(), self._size), "inserted": torch.tensor(self._inserted)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a saved state."""
         self._size, self._inserted = len(state["norms"]), int(state["inserted"])
-        for name, tensor in self._columns().items():
-            tensor[: self._size] = state[name]
+        self._rows.load(self._size, without_prefix("rows", state))
+        replace_rows(self._columns(), self._size, state)
 
     def _columns(self) -> dict[str, Tensor]:
-        """Every tensor with one entry per anchor."""
-        own = {"norms": self._norms, "scores": self._scores, "ages": self._ages, "origins": self._origins}
-        return {**prefixed("rows", vars(self._rows)), **own}
+        """Every tensor with one entry per anchor, except the rows."""
+        return {"norms": self._norms, "scores": self._scores, "ages": self._ages, "origins": self._origins}
 
 
 @dataclass(frozen=True, eq=False)

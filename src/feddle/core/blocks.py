@@ -1,6 +1,7 @@
 """Blocks of coordinates: each anchor has one coefficient per block."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Literal
@@ -39,6 +40,19 @@ class Segment:
         """The blocks of its rows."""
         return slice(self.block, self.block + self.rows)
 
+    def within(self, start: int, stop: int) -> Iterator["Segment"]:
+        """The part of it in a range of coordinates, which are then counted from `start`.
+
+        A border of the range may cut its first or last row, which is then a segment of its own.
+        """
+        first, last = max(start - self.start, 0), min(stop - self.start, self.rows * self.width)
+        while first < last:
+            row, column = divmod(first, self.width)
+            rows = 1 if column or last - first < self.width else (last - first) // self.width
+            end = min(last, (row + rows) * self.width)
+            yield Segment(self.start + first - start, rows, (end - first) // rows, self.block + row)
+            first = end
+
 
 @dataclass(frozen=True)
 class Blocks:
@@ -49,6 +63,10 @@ class Blocks:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def within(self, start: int, stop: int) -> "Blocks":
+        """The same blocks with only a range of the coordinates, which are then counted from `start`."""
+        return Blocks(self.names, tuple(part for whole in self.segments for part in whole.within(start, stop)))
 
 
 def make_blocks(coefficients: Coefficients, layout: Layout) -> Blocks | None:

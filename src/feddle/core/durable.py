@@ -1,6 +1,8 @@
 """Writing files that are complete even if the process or the machine stops."""
 
 import os
+import shutil
+import weakref
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -32,6 +34,16 @@ def write_whole(
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # frees space on a full disk
         raise
+
+
+def remove_with(owner: object, folder: Path) -> None:
+    """Remove a folder when an object is freed or the process ends; not in a forked process, which has a copy of it."""
+    weakref.finalize(owner, _remove, folder, os.getpid())
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync_file(path: Path) -> None:

@@ -4,6 +4,7 @@ The products are compiled by numba, because torch has no public product of 8-bit
 on blocks that fit in the cache.
 """
 
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddle.core.atlas import allocate
+from feddle.core.atlas import allocate, copy_rows, load_rows
 from feddle.core.blocks import Blocks, Segment
 from feddle.core.compiled import compiled
 
@@ -44,6 +45,14 @@ class Int8Rows:
     def first(self, count: int) -> "Int8Rows":
         """See `Rows`."""
         return Int8Rows(self.codes[:count], self.scales[:count])
+
+    def saved(self, count: int) -> dict[str, Tensor]:
+        """See `Rows`."""
+        return copy_rows(vars(self), count)
+
+    def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
+        """See `Rows`."""
+        load_rows(self, count, saved)
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`."""

@@ -42,6 +42,6 @@ class Cost:
     kept: float = 0.0  # vectors that are kept from round to round
     working: float = 0.0  # further vectors during a merge
     cached: float = 0.0  # vectors of single clients, in memory
-    in_file: float = 0.0  # vectors of single clients, in a file in the run folder
+    in_file: float = 0.0  # vectors of single clients, or anchors, in files in the run folder
     max_staleness: int | None = None  # as of a `Strategy`
     known: bool = True  # False for custom methods

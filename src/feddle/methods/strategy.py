@@ -37,6 +37,7 @@ class MethodOptions(Options):
     optional method `cost(setting)` returns a `Cost`, from which `feddle plan` estimates the server's work and memory.
     """
 
+    searches: ClassVar[bool] = False  # whether several ranks can share its search
     averages: ClassVar[float] = 0.0  # the decay of `averaging`, unless the plan sets it
 
 

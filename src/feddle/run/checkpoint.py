@@ -17,11 +17,13 @@ from torch import Tensor
 
 from feddle.core.durable import sync_files, sync_folder, write_whole
 from feddle.core.errors import FeddleError
+from feddle.core.tensorfile import KEY, add_name, file_of, map_vector
 from feddle.reading import read_mapping
 from feddle.records import json_digest
 from feddle.training.kernels import count_changes
 
 MANIFEST = "manifest.json"
+_SUFFIX = ".safetensors"
 _MINUTE = 60.0
 _SHARED_BELOW = 4096  # bytes; smaller tensors share one file
 
@@ -58,7 +60,8 @@ class Checkpoint:
     A file of tensors is named after the SHA-256 of its content and never changes. `manifest.json` lists the file of
     each tensor. It is replaced after all files are on the disk, and files that it does not list are removed after that.
     So whenever the process stops, either the old or the new state is complete. A tensor that has not changed since the
-    last save is not written again; most pinned versions and cached updates do not change.
+    last save is not written again; most pinned versions and cached updates do not change. A tensor that has a file of
+    its own (`core/tensorfile.py`) is not copied: its file gets a second name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,16 +76,21 @@ class Checkpoint:
             small = {name: tensor for name, tensor in state.items() if tensor.nbytes < _SHARED_BELOW}
             own = {name: tensor for name, tensor in state.items() if name not in small}
             shared = self._write({name: tensor.clone() for name, tensor in small.items()})  # they may share memory
-            written = {name: self._write_once(tensor) for name, tensor in own.items()}
+            inodes = {(self.folder / name).stat().st_ino: name for name in before if name.endswith(_SUFFIX)}
+            written = {
+                name: self._link_once(tensor, inodes) or self._write_once(tensor) for name, tensor in own.items()
+            }
             files = {shared, *written.values()}
             sync_files(self.folder / file for file in files - before)
             sync_folder(self.folder)
             # the file of each tensor, and its name in that file
-            places = {name: (shared, name) for name in small} | {n: (file, "tensor") for n, file in written.items()}
+            places = {name: (shared, name) for name in small} | {n: (file, KEY) for n, file in written.items()}
             body = {"facts": facts, "tensors": places}
             write_whole(self.folder / MANIFEST, json.dumps({**body, "sha256": json_digest(body)}).encode())
             sync_folder(self.folder)
-            self._written = {id(tensor): self._written[id(tensor)] for tensor in own.values()}
+            self._written = {
+                id(tensor): self._written[id(tensor)] for tensor in own.values() if file_of(tensor) is None
+            }
             self.tidy()
         except BaseException:
             self._written = {}
@@ -94,7 +102,7 @@ class Checkpoint:
         """Remove files that the manifest does not list. Those of an interrupted save may be incomplete."""
         needed = {file for file, _ in self._manifest()["tensors"].values()}
         for path in self.folder.iterdir():
-            if path.suffix in (".safetensors", ".partial") and path.name not in needed:
+            if path.suffix in (_SUFFIX, ".partial") and path.name not in needed:
                 path.unlink()
 
     def facts(self) -> dict[str, Any] | None:
@@ -113,18 +121,30 @@ class Checkpoint:
         (self.folder / MANIFEST).unlink(missing_ok=True)  # first: without a manifest there is no checkpoint
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _link_once(self, tensor: Tensor, inodes: Mapping[int, str]) -> str | None:
+        """The second name of a tensor's own file; None if it has none. `inodes` are the files that are here already."""
+        path = file_of(tensor)
+        if path is None:
+            return None
+        if (known := inodes.get(path.stat().st_ino)) is not None:
+            return known
+        file = f"{sha256_of(path)}{_SUFFIX}"
+        if not (self.folder / file).exists():
+            add_name(path, self.folder / file)
+        return file
+
     def _write_once(self, tensor: Tensor) -> str:
         known, changes, file = self._written.get(id(tensor), (None, 0, ""))
         if known is not None and known() is tensor and changes == count_changes(tensor):
             return file
-        file = self._write({"tensor": tensor})
+        file = self._write({KEY: tensor})
         self._written[id(tensor)] = (weakref.ref(tensor), count_changes(tensor), file)
         return file
 
     def _write(self, tensors: Mapping[str, Tensor]) -> str:
         """Write a file with these tensors, unless it exists, and return its name."""
         content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-        file = f"{hashlib.sha256(content).hexdigest()}.safetensors"
+        file = f"{hashlib.sha256(content).hexdigest()}{_SUFFIX}"
         if not (self.folder / file).exists():
             write_whole(self.folder / file, content, sync=False)
         return file
@@ -140,9 +160,10 @@ class Checkpoint:
 
     def _read(self, file: str) -> dict[str, Tensor]:
         path = self.folder / file
-        with suppress(FileNotFoundError, SafetensorError), path.open("rb") as content:
-            if file == f"{hashlib.file_digest(content, 'sha256').hexdigest()}.safetensors":
-                return load_file(path)
+        with suppress(FileNotFoundError, SafetensorError):
+            if file == f"{sha256_of(path)}{_SUFFIX}":
+                tensors = load_file(path)
+                return {KEY: map_vector(path)} if tensors.keys() == {KEY} else tensors
         raise self._damaged(file)
 
     def _damaged(self, file: str) -> FeddleError:
@@ -150,3 +171,9 @@ class Checkpoint:
             f"{self.folder / file} is missing or damaged, so the run cannot continue from its checkpoint; "
             f"remove {self.folder} to start it from the beginning"
         )
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

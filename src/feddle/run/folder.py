@@ -19,6 +19,7 @@ from torch import nn
 
 from feddle.core.durable import sync_file, sync_folder, write_whole
 from feddle.core.errors import FeddleError, StoppedError
+from feddle.core.ranks import Ranks
 from feddle.reading import read_result
 from feddle.records import CHECKPOINT, COMPARISON, CONFIG, DATA, HISTORY, MODEL, RESULT, START, json_digest
 from feddle.run.census import census
@@ -235,16 +236,21 @@ def _is_left(entry: Path) -> bool:
 
 
 def run_config(
-    config: Config, out: Path | str, listener: Listener | None = None, *, quiet: bool = False
+    config: Config,
+    out: Path | str,
+    listener: Listener | None = None,
+    *,
+    quiet: bool = False,
+    ranks: Ranks | None = None,
 ) -> Run[Simulation]:
     """Run a `config` in the new folder `out`. If the run is interrupted, its results so far are kept.
 
     `listener` is called with each line of history, and may return True to end the run. With `quiet`, downloads are not
-    shown.
+    shown. `ranks` share the search; this process is rank 0.
     """
     out = Path(out)
     check_free(out)
-    run = simulated(config, build_problem(config, quiet=quiet), scratch=out)
+    run = simulated(config, build_problem(config, quiet=quiet), scratch=out, ranks=ranks)
     run.folder = out
     folder = RunFolder(out)
     with folder.locked():
@@ -254,8 +260,10 @@ def run_config(
     return run
 
 
-def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = False) -> Run[Simulation] | None:
-    """Continue a stopped run from its last checkpoint; None if it is already finished."""
+def resume_run(
+    path: Path, listener: Listener | None = None, *, quiet: bool = False, ranks: Ranks | None = None
+) -> Run[Simulation] | None:
+    """Continue a stopped run from its last checkpoint; None if it is already finished. Any number of `ranks` may."""
     folder = RunFolder(path)
     config = folder.config()
     folder.require_result()
@@ -265,7 +273,7 @@ def resume_run(path: Path, listener: Listener | None = None, *, quiet: bool = Fa
         if folder.is_finished():  # it was killed before its checkpoint was removed
             folder.checkpoint.clear()
             return None
-        run = simulated(config, build_problem(config, quiet=quiet), scratch=path)
+        run = simulated(config, build_problem(config, quiet=quiet), scratch=path, ranks=ranks)
         run.folder = path
         folder.restore(run)
         go_to_the_end(run, folder, Pace(config.checkpoint.every), listener)
@@ -293,11 +301,13 @@ def go_to_the_end(run: Run[Runtime], folder: RunFolder, pace: Pace, listener: Li
         raise
 
 
-def run_or_resume(config: Config, path: Path, listener: Listener, *, quiet: bool) -> Run[Simulation] | None:
+def run_or_resume(
+    config: Config, path: Path, listener: Listener, *, quiet: bool, ranks: Ranks | None = None
+) -> Run[Simulation] | None:
     """Run a config in its folder, or continue the run that is in there; None if it is already finished."""
     if (path / CONFIG).is_file():
-        return resume_run(path, listener, quiet=quiet)
-    return run_config(config, path, listener, quiet=quiet)
+        return resume_run(path, listener, quiet=quiet, ranks=ranks)
+    return run_config(config, path, listener, quiet=quiet, ranks=ranks)
 
 
 def begin_comparison(path: Path, configs: Mapping[str, Config], *, quiet: bool = False) -> None:

@@ -5,10 +5,11 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from feddle.core.atlas import FloatRows, Rows
 from feddle.core.blocks import make_blocks
 from feddle.methods.cost import Cost
 from feddle.methods.feddle.method import AtlasOptions
-from feddle.methods.feddle.storage import empty_rows
+from feddle.methods.feddle.storage import DiskStorage, Int8Storage
 from feddle.methods.strategy import cost_of
 from feddle.run.estimate import Estimate, Held, Machine, Sizes, of_run, on_paper, setting_of
 from feddle.run.measure import Subject, measure, memory
@@ -83,11 +84,20 @@ def subject_of(run: Run[Simulation], config: Config) -> Subject:
     """The client with the most data, and anchors as the method stores them."""
     problem, method, rows, blocks = run.problem, config.method, None, None
     if isinstance(method, AtlasOptions):
-        rows = empty_rows(method.storage, _ROWS, run.layout.size, run.device)
+        rows = _rows(method, run)
         outside = problem.out_of_domain is not None and method.adapts
         blocks = None if outside else make_blocks(method.coefficients, run.layout)
     examples = problem.clients[int(problem.sizes.argmax())]
     return Subject(problem.model, examples, config.training, problem.loss, problem.augment, rows, blocks)
+
+
+def _rows(method: AtlasOptions, run: Run[Simulation]) -> Rows:
+    """A few anchors to measure a search's products with. Those of an atlas on disk are in memory here."""
+    if isinstance(method.storage, Int8Storage):
+        from feddle.core.packed import Int8Rows  # numba takes a second to import
+
+        return Int8Rows.empty(_ROWS, run.layout.size)
+    return FloatRows.empty(_ROWS, run.layout.size, run.device)
 
 
 def _remarks(config: Config, cost: Cost, device: str = "cpu") -> tuple[str, ...]:
@@ -95,6 +105,8 @@ def _remarks(config: Config, cost: Cost, device: str = "cpu") -> tuple[str, ...]
     if config.delays.sigma and cost.max_staleness != -1:  # some methods use no updates
         kept = "Slow clients stay slow." if config.delays.per == "client" else "A client's delay changes with each job."
         found.append(f"Delays are ⌊|Normal(0, σ)|⌋ rounds with σ = {config.delays.sigma:g}. {kept}")
+    if isinstance(config.method, AtlasOptions) and isinstance(config.method.storage, DiskStorage):
+        found.append("The time to read the anchors from the disk is not measured, so it is not included.")
     if not cost.known:
         found.append(f"What {config.method.name} itself computes and keeps is not known, so it is not included.")
     if device != "cpu":

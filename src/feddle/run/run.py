@@ -19,6 +19,7 @@ from feddle.core.errors import DivergedError, FeddleError
 from feddle.core.layout import Layout
 from feddle.core.messages import Round
 from feddle.core.privacy import epsilon
+from feddle.core.ranks import Ranks
 from feddle.core.state import load, prefixed, save, without_prefix
 from feddle.data.examples import are_finite
 from feddle.methods.strategy import Strategy, is_personal
@@ -275,8 +276,14 @@ def build_server(
     scratch: Path | None = None,
     observe: Observer | None = None,
     alone: Alone | None = None,
+    ranks: Ranks | None = None,
 ) -> Server:
     """The server of a plan, before the first round; `strategy` replaces the plan's method."""
+    if ranks is not None and (strategy is not None or not plan.method.searches):
+        remedy = "start one process, or set method.name to one of them"
+        raise FeddleError(
+            f"several ranks share the search of feddle and feddle+, but the method is {plan.method.name}; {remedy}"
+        )
     parts = Parts(
         method=plan.method.name,
         bench=Workbench(problem.model, layout, problem.loss),
@@ -292,6 +299,7 @@ def build_server(
         device=device,
         scratch=scratch,
         observe=observe,
+        ranks=ranks,
         alone=alone,
     )
     return Server(

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +16,10 @@ from torch.utils.data import Dataset
 
 from feddle.clients.attacks import AttackParts
 from feddle.clients.work import ClientWork
+from feddle.core.durable import remove_with
 from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout
+from feddle.core.ranks import Ranks
 from feddle.core.seeds import global_seed, seed_for
 from feddle.data.collection import NOBODY, ranks
 from feddle.data.examples import Examples, as_examples, classes_of
@@ -28,6 +31,7 @@ from feddle.run.per_client import PerClient
 from feddle.run.plan import SimulationPlan
 from feddle.run.problem import OwnedExamples, PartitionedClients, Problem
 from feddle.run.progress import RunDisplay, is_watched
+from feddle.run.ranked import digests
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
 from feddle.runtimes.simulation import InlineTrainer, Simulation
 from feddle.runtimes.workers import WorkerPool
@@ -161,10 +165,22 @@ def simulate(
             from feddle.run.library import simulate_in  # it needs this module
 
             return simulate_in(Path(out), checked, problem, strategy, listener, patience)
-        run = simulated(checked, problem, strategy, scratch=scratch)
+        own = None if scratch is None else _own_folder(scratch)
+        run = simulated(checked, problem, strategy, scratch=own)
+        if own is not None:
+            remove_with(run, own)
         run.patience = patience
         run.go(listener)
         return run
+
+
+def _own_folder(scratch: Path) -> Path:
+    """A new folder in `scratch`, which other runs may use too."""
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="feddle-", dir=scratch))
+    except OSError as error:
+        raise FeddleError(f"simulate: scratch: cannot write to {scratch}: {error.strerror}; name another") from error
 
 
 def _listener(display: RunDisplay, method: str, rounds: int, callbacks: Sequence[Listener]) -> Listener:
@@ -291,11 +307,17 @@ def _check_model(model: nn.Module) -> None:
 
 
 def simulated(
-    plan: SimulationPlan, problem: Problem, strategy: Strategy | None = None, *, scratch: Path | None = None
+    plan: SimulationPlan,
+    problem: Problem,
+    strategy: Strategy | None = None,
+    *,
+    scratch: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> Run[Simulation]:
     """A run with simulated clients.
 
-    `strategy` replaces the plan's method. `scratch` is a folder for data that does not fit in memory.
+    `strategy` replaces the plan's method. `scratch` is a folder for data that does not fit in memory. `ranks` share the
+    search; this process is rank 0.
     """
     device = resolve_device(plan.device)
     if plan.training.precision == "bfloat16" and device == "cpu":
@@ -310,13 +332,17 @@ def simulated(
             objective = TaskObjective(problem.model, layout, problem.witness, problem.loss, samples_per_round=1000)
             observe = InDomainComparison(objective, plan.diagnostics.every)
     each = None if problem.test is None else PerClient(problem, layout, plan.training, plan.seed)
-    server = build_server(plan, problem, layout, device, strategy, scratch=scratch, observe=observe, alone=each)
+    server = build_server(
+        plan, problem, layout, device, strategy, scratch=scratch, observe=observe, alone=each, ranks=ranks
+    )
     eligible, per_round = problem.eligible.numpy(), plan.clients.per_round
     if len(eligible) < per_round:
         raise FeddleError(
             f"only {len(eligible)} of {len(problem.sizes)} clients have data, but clients.per_round is {per_round}; "
             "spread the data more evenly (data.partition) or lower clients.per_round"
         )
+    if ranks is not None:
+        ranks.agree(digests(plan, problem, layout))
     simulation = Simulation(server, trainer, plan.delays, eligible, per_round, plan.seed)
     method = plan.method.name if strategy is None else type(strategy).__name__
     return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics, each)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.metrics import Metric
+from feddle.core.ranks import Ranks
 from feddle.data.examples import Examples
 from feddle.training.search import Observer
 from feddle.training.train import Recipe
@@ -55,6 +56,7 @@ class Parts:
     device: str = "cpu"
     scratch: Path | None = None  # a folder for what does not fit in memory
     observe: Observer | None = None  # called with every search, for diagnostics
+    ranks: Ranks | None = None  # processes that share the search, if there are several
     alone: Alone | None = None  # without it, the clients are not simulated, or there is no test data
 
     def server_data(self, *, labelled: bool = True) -> Examples:

@@ -18,7 +18,8 @@ from feddle.methods.cost import Cost, Setting
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, Threshold
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
-from feddle.methods.feddle.storage import Storage, empty_rows
+from feddle.methods.feddle.sharded import share_search
+from feddle.methods.feddle.storage import DiskStorage, FloatStorage, StorageOptions
 from feddle.methods.strategy import MethodOptions, average_buffers
 from feddle.options import Count, NonNegative, Options, choice
 from feddle.training.distil import DistilOptions
@@ -97,6 +98,7 @@ AnchorOptions = Annotated[
 class AtlasOptions(MethodOptions):
     """The options of Feddle and its variants. The defaults are the paper's."""
 
+    searches = True
     adapts: ClassVar[bool] = False  # whether data without labels of the clients' task turns off what needs them
     atlas_size: Count | None = Field(
         None, description="largest number of anchors (M); by default 2 × clients.per_round"
@@ -106,7 +108,7 @@ class AtlasOptions(MethodOptions):
         description="what a full atlas replaces: `importance`, the anchor with the smallest |ĉ|, or `fifo`, the oldest",
     )
     anchors: AnchorOptions = RawAnchors()
-    storage: Storage = "float32"
+    storage: StorageOptions = FloatStorage()
     normalise: bool = Field(True, description="scale every anchor to the median of the anchors' norms")
     fallback: FallbackOptions = FedBuffFallback()
     objective: ObjectiveOptions | None = Field(
@@ -139,7 +141,6 @@ class AtlasOptions(MethodOptions):
         """The method."""
         outside = bool(parts.out_of_domain)
         capacity, dimension = self.atlas_size or 2 * parts.per_round, parts.bench.layout.size
-        rows = empty_rows(self.storage, capacity, dimension, parts.device)
         search: Search = self.search
         if isinstance(search, SgdSearch) and search.step is None and outside:
             search = search.model_copy(update={"step": "theorem-2"})
@@ -151,8 +152,10 @@ class AtlasOptions(MethodOptions):
         regularisation = (0.01 if outside else 0.0) if self.regularisation is None else self.regularisation
         objective = self.objective or (SurrogateOptions() if outside else TaskOptions())
         labels_fit = not self.adapts or (self.reads_labels and not outside)
+        blocks = None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout)
+        rows, shared = share_search(self.storage, parts, capacity, objective.build(parts), blocks)
         return Feddle(
-            objective.build(parts),
+            shared,
             Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),
             search,
             fallback,
@@ -161,7 +164,7 @@ class AtlasOptions(MethodOptions):
             regularisation=regularisation,
             seed=parts.seed,
             observe=parts.observe,
-            blocks=None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout),
+            blocks=blocks,
             server_anchor=self.server_anchor.build(parts) if self.server_anchor and labels_fit else None,
         )
 
@@ -182,7 +185,8 @@ class AtlasOptions(MethodOptions):
             trained=active * examples * (passes + (self.gate is not None)) + (own.trained(setting) if own else 0),
             evaluated=active * examples * (teachers or represented),
             products=active * steps * rows,
-            kept=rows / (1 if self.storage == "float32" else 4) + teachers,
+            kept=self.storage.in_memory(rows, setting.size) + teachers,
+            in_file=cache.in_file + rows * isinstance(self.storage, DiskStorage),
             working=5.0 + 3 * bool(own) + 2 * (isinstance(self.anchors, CalibratedOptions)),
         )
 

@@ -33,7 +33,7 @@ from feddle.runtimes.simulation import Delays, Simulation
 from feddle.version import __version__, source_digest
 
 source_digest()  # computed on import: the code may be edited while a grid runs
-_HOW = {"seed", "workers", "checkpoint"}  # keys that do not change what a config computes
+_HOW = {"seed", "workers", "executor", "checkpoint"}  # keys that do not change what a config computes
 _WAITS = "a server that waits has no delays, and its clock uses the σ of the table; leave out -o delays.sigma"
 
 
@@ -98,7 +98,7 @@ def _guide(cell: Cell, given: Mapping[str, str]) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """The SHA-256 of a config without seed, workers and checkpoints, and without options that are null.
+    """The SHA-256 of a config without seed, workers, executor and checkpoints, and without options that are null.
 
     So a new option that is off by default does not change the hash of earlier runs.
     """

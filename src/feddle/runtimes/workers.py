@@ -17,17 +17,24 @@ from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
 from feddle.clients.work import Work
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
+from feddle.options import Options
 from feddle.runtimes.backlog import Backlog, Failed, Fault, Task, attempt
 from feddle.training.machine import one_thread
 
 NICENESS = 5  # with one worker per core, the server must have priority: a round waits for it
+
+
+class LocalOptions(Options):
+    """Worker processes on this machine."""
+
+    name: Literal["local"] = "local"
 
 
 @dataclass(eq=False)

@@ -161,12 +161,19 @@ def work(task: Task, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which then stops its cells
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        ended = run_task(task, pipe.send)
+        pipe.send(run_safely(task, pipe.send))
     except (KeyboardInterrupt, BrokenPipeError):  # stopped by the parent, or the parent has died
         sys.exit(130)
-    except Exception as error:  # a bug in one cell should not stop the others
-        ended = Ended(reason=f"{type(error).__name__}: {error}", details=traceback.format_exc())
-    pipe.send(ended)
+
+
+def run_safely(task: Task, listener: Listener) -> Ended:
+    """Run a task; a bug in one cell should not stop the others."""
+    try:
+        return run_task(task, listener)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return Ended(reason=f"{type(error).__name__}: {error}", details=traceback.format_exc())
 
 
 def run_task(task: Task, listener: Listener) -> Ended:

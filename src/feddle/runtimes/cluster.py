@@ -69,6 +69,16 @@ def load_ray() -> ModuleType:
     return ray
 
 
+def require_reachable(address: str) -> None:
+    """Refuse an address at which no cluster answers."""
+    host, port = address.rsplit(":", 1)
+    if fault := _fault_of(host, int(port)):
+        raise FeddleError(
+            f"executor.address: expected a Ray cluster at {address}, but {fault}; correct it, or start one: "
+            "ray start --head"
+        )
+
+
 def join(address: str) -> None:
     """Connect to a running cluster. Ray itself would wait for minutes and then end the process."""
     ray = load_ray()
@@ -79,13 +89,8 @@ def join(address: str) -> None:
                 f"executor.address is {address}, but this process is connected to {found}; call ray.shutdown() first"
             )
         return
-    host, port = address.rsplit(":", 1)
-    if fault := _fault_of(host, int(port)):
-        raise FeddleError(
-            f"executor.address: expected a Ray cluster at {address}, but {fault}; correct it, or start one: "
-            "ray start --head"
-        )
-    with _own_signals(), _loopback(ray, host in ("127.0.0.1", "localhost")):
+    require_reachable(address)
+    with _own_signals(), _loopback(ray, address.startswith(("127.0.0.1:", "localhost:"))):
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error")
         except Exception as error:  # another version of Ray or Python, or no node of the cluster on this machine
@@ -150,12 +155,12 @@ def count_workers(nodes: Sequence[Node], workers: int | None, cpus: float, gpus:
     room = sum(node.room(cpus, gpus) for node in nodes)
     if room and (workers or 0) <= room:
         return workers or room
-    has = f"{sum(node.cpus for node in nodes):g} CPUs and {sum(node.gpus for node in nodes):g} GPUs on {counted(len(nodes), 'node')}"
-    each = f"{cpus:g} CPUs and {gpus:g} GPUs each (executor.cpus, executor.gpus)"
-    remedy = f"set workers to {room}" if room else "lower these"
+    cpu_count, gpu_count = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    has = f"{cpu_count:g} CPUs and {gpu_count:g} GPUs on {counted(len(nodes), 'node')}"
+    need = f"{counted(workers or 1, 'worker')} with {cpus:g} CPUs and {gpus:g} GPUs each"
+    remedy = f"set workers to {room}" if room else "lower executor.cpus or executor.gpus"
     raise FeddleError(
-        f"executor: the cluster has {has}, room for {counted(room, 'worker')} with {each}, but the run needs {workers or 1}; "
-        f"{remedy}, or add nodes"
+        f"executor: the run needs {need}, but the cluster has {has}, room for {room}; {remedy}, or add nodes"
     )
 
 

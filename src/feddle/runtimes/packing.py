@@ -91,7 +91,7 @@ def _reduced(tensor: Tensor, *, shared: bool) -> tuple[Any, ...]:
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         compact: tuple[Any, ...] = tensor.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]
         return compact
-    content = pickle.PickleBuffer(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    content = pickle.PickleBuffer(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     return view if shared else copy, (content, tensor.dtype, tuple(tensor.shape))
 
 

@@ -7,11 +7,13 @@ store at once, so that a node that is lost takes no finished update with it.
 
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -33,6 +35,7 @@ from feddle.runtimes.cluster import (
     join,
     load_ray,
     nodes_of,
+    require_reachable,
     require_store,
     started,
     store_size,
@@ -86,7 +89,11 @@ class RayOptions(Options):
 class RayWorker:
     """The actor: trains jobs on one node."""
 
-    def __init__(self, device: str, packed: tuple[bytes, list[np.ndarray]]) -> None:
+    def __init__(self, device: str, place: tuple[str, list[str]], packed: tuple[bytes, list[np.ndarray]]) -> None:
+        folder, paths = place  # of the driver; a node that has them too finds the user's own code and files there
+        sys.path.extend(path for path in paths if path not in sys.path)
+        with suppress(OSError):
+            os.chdir(folder)
         self.work: Work
         model: nn.Module
         self.work, model = unpack(*packed)
@@ -156,6 +163,7 @@ class RayPool:
         self.options, self.workers, self.cores = options, workers, cores
         self.size, self.version_count = weights.num_bytes, versions
         self._ray: Any = load_ray()
+        self._check()
         self._changed = threading.Condition()  # guards everything below
         self._backlog = Backlog(horizon, ahead)
         self._versions: dict[int, _Version] = {}
@@ -167,6 +175,15 @@ class RayPool:
         self._open = False
         self._packed: Any = None  # reference to the work, the model and the data
         self._stack = ExitStack()
+
+    def _check(self) -> None:
+        """Refuse what can be seen before the run begins and writes files."""
+        if self.options.address is not None:
+            require_reachable(self.options.address)
+        elif not self._ray.is_initialized():
+            offered = (self.workers or 0) * self.options.cpus or self.cores
+            here = Node("this machine", offered, torch.cuda.device_count(), 0)
+            count_workers([here], self.workers, self.options.cpus, self.options.gpus)
 
     def __enter__(self) -> Self:
         packed = pack(self.parts)
@@ -196,7 +213,6 @@ class RayPool:
                 stack.callback(self._ray.shutdown)
         elif not self._ray.is_initialized():  # else the caller's own cluster is used
             offered = asked * cpus if self.workers else self.cores
-            count_workers([Node("this machine", offered, torch.cuda.device_count(), 0)], self.workers, cpus, gpus)
             stack.enter_context(started(offered, store_size(self._need(data, asked))))
         nodes = nodes_of(self._ray.nodes())
         count = count_workers(nodes, self.workers, cpus, gpus)
@@ -273,7 +289,7 @@ class RayPool:
             **({"runtime_env": {"env_vars": env}} if env else {}),
         }
         kind = self._ray.remote(RayWorker).options(**options)
-        actor = _Actor(kind.remote("cuda" if self.options.gpus else "cpu", self._packed))
+        actor = _Actor(kind.remote("cuda" if self.options.gpus else "cpu", (str(Path.cwd()), sys.path), self._packed))
         self._calls[actor.handle.versions.remote()] = actor
         return actor
 
@@ -333,7 +349,9 @@ class RayPool:
             return
         self._failed_starts += 1
         if "ModuleNotFoundError" in str(reply) or "ImportError" in str(reply):
-            raise FeddleError(f"executor: a node cannot import what the run needs ({_reason(reply)}); install it there")
+            raise FeddleError(
+                f"executor: a node cannot import what the run needs ({_reason(reply)}); install it on every node"
+            )
         if self._failed_starts == _STARTS:
             raise StoppedError(f"executor: {_STARTS} Ray workers in a row could not start ({_reason(reply)})")
 

@@ -23,6 +23,7 @@ main()
 """
 RAY = (sys.executable, "-c", START, "start", "--block", "--node-ip-address=127.0.0.1", "--num-gpus=0")
 STORE = 128 << 20
+NICENESS = '--system-config={"worker_niceness": 5}'  # as that of local workers; Ray's default is 15
 # Ray asks every process of a cluster for its token; ours is made for this process, and no stored one is read
 ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -65,7 +66,7 @@ def cluster(*cpus: int, store: int = STORE) -> Iterator[RunningCluster]:
         for number, each in enumerate(cpus):
             where = [f"--address=127.0.0.1:{port}"]
             if not number:
-                where = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+                where = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}", NICENESS]
             nodes.append(_start(stack, folder / f"node{number}", *where, f"--num-cpus={each}", store=store))
         yield RunningCluster(f"127.0.0.1:{port}", nodes)
 

@@ -39,12 +39,7 @@ from three_numbers import weights
 from tiny import tiny
 from waiting import patient, wait_until
 
-pytestmark = [
-    needs.linux,
-    patient,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves its log files and sockets to the collector
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = [needs.linux, patient]
 START = weights(1.0, 2.0, 3.0, buffers=[4.0])
 
 

@@ -563,7 +563,7 @@ def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
         pool = run.runtime.trainer
         assert isinstance(pool, WorkerPool)
         with pool._changed:  # a job that fails twice would end the run: one that has failed is let be
-            failed = any(task.failures and task.outcome is None for task in pool._tasks.values())
+            failed = any(task.faults and task.outcome is None for task in pool._backlog.tasks.values())
             if pool._workers and not failed:
                 pool._workers[line["round"] % len(pool._workers)].process.kill()
                 killed += 1

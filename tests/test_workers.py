@@ -169,7 +169,7 @@ def test_jobs_that_fail_while_no_room_is_left_are_still_done(tmp_path: Path) -> 
     with pool(work, workers=1, ahead=1) as trainer:
         for client in range(4):
             trainer.submit(Job(client, 0, 0), START, due=3)
-        wait_until(lambda: trainer._tasks[Job(0, 0, 0)].outcome is not None, "an update")
+        wait_until(lambda: trainer._backlog.tasks[Job(0, 0, 0)].outcome is not None, "an update")
         for client in (3, 2, 1, 0):
             assert trainer.result(Job(client, 0, 0)).job.client == client
 
@@ -181,7 +181,8 @@ def test_a_failure_of_a_thread_is_told_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(WorkerPool, "_hear", broken)
     with pool(double) as trainer:
         trainer.submit(Job(1, 0, 0), START, due=0)
-        wait_until(lambda: trainer._tasks[Job(1, 0, 0)].outcome is not None, "a failure")  # before anybody waits
+        task = trainer._backlog.tasks[Job(1, 0, 0)]
+        wait_until(lambda: task.outcome is not None, "a failure")  # before anybody waits
         with pytest.raises(MemoryError, match="no room"):
             trainer.result(Job(1, 0, 0))
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ class Order:
     jobs: int | None
     quiet: bool
     track: tuple["TrackerName", ...]
+    executor: str
+    address: str | None
 
 
 @click.command()
@@ -46,6 +49,14 @@ class Order:
 )
 @click.option("--seeds", default="0", show_default=True, callback=seeds_in, help="Seeds; the paper has three (0,1,2).")
 @click.option("--jobs", type=click.IntRange(min=1), help="Number of runs at a time. By default one for each core.")
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where the runs are: on this machine, or one on each CPU of a Ray cluster.",
+)
+@click.option("--address", metavar="HOST:PORT", help="The Ray cluster. By default Ray is started on this machine.")
 @click.option("--quick", is_flag=True, help="A small network and few rounds: takes minutes, but gives no result.")
 @overrides_option
 @click.option("--out", type=PATH, help="The folder of the grid. By default runs/TABLE, or runs/TABLE-quick.")
@@ -65,6 +76,7 @@ def reproduce(
         _list_tables()
         return
     order = Order(**options)
+    _check_executor(order)
     out = out or Path("runs") / (table + ("-quick" if order.quick else ""))
     asked = [name for name in names_in(methods) if is_import_path(name)]
     grid = load_grid(table, quick=order.quick, own=list(dict.fromkeys([*own_rows(out), *asked])))
@@ -78,9 +90,22 @@ def reproduce(
         _run(grid, planned, order, out)
 
 
+def _check_executor(order: Order) -> None:
+    """Refuse options that do not belong together."""
+    if any(text.startswith("executor") for text in order.overrides):
+        raise FeddleError("-o executor is for a single run; to spread the runs over a cluster: --executor ray")
+    if order.address is not None:
+        if order.executor != "ray":
+            raise FeddleError("--address is the address of a Ray cluster; add --executor ray")
+        from feddle.run.load import validated
+        from feddle.runtimes.ray import RayOptions
+
+        validated(RayOptions, {"address": order.address}, source="--address")
+
+
 def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) -> None:
     """Run the cells that are not finished, update the record of the grid, then report."""
-    from feddle.grids import runner
+    from feddle.grids import cluster, runner
     from feddle.grids.cells import is_done
     from feddle.run.simulate import cores
 
@@ -90,15 +115,22 @@ def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) ->
     runner.keep(out, grid, planned, this_command())
     for text in _left_out(planned):
         click.echo(error_line(text), err=True)
+    on_ray = order.executor == "ray"
     jobs = order.jobs or cores()
-    tasks = runner.tasks_of(planned, order.seeds, out, jobs, order.track)
+    tasks = runner.tasks_of(planned, order.seeds, out, None if on_ray else jobs, order.track)
     waiting = [task for task in tasks if not is_done(task)]
     failed: list[tuple[Task, Ended]] = []
     try:
         if waiting:
             rounds = sum(task.config.rounds for task in waiting)
-            with GridDisplay(len(tasks), len(tasks) - len(waiting), rounds, quiet=order.quiet) as display:
-                failed = runner.run_tasks(waiting, jobs, display)
+            with ExitStack() as stack:
+                jobs = stack.enter_context(cluster.connected(order.address, order.jobs)) if on_ray else jobs
+                done = len(tasks) - len(waiting)
+                display = stack.enter_context(GridDisplay(len(tasks), done, rounds, quiet=order.quiet))
+                if on_ray:
+                    failed = cluster.run_on_cluster(waiting, jobs, display, out)
+                else:
+                    failed = runner.run_tasks(waiting, jobs, display)
     except KeyboardInterrupt:
         stop(f"interrupted; the runs so far are in {out}; the same command continues them", code=130)
     not_begun = {task.name: ended.reason for task, ended in failed if not ended.begun}

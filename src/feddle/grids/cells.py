@@ -33,7 +33,7 @@ from feddle.runtimes.simulation import Delays, Simulation
 from feddle.version import __version__, source_digest
 
 source_digest()  # computed on import: the code may be edited while a grid runs
-_HOW = {"seed", "workers", "checkpoint"}  # keys that do not change what a config computes
+_HOW = {"seed", "workers", "executor", "checkpoint"}  # keys that do not change what a config computes
 _WAITS = "a server that waits has no delays, and its clock uses the σ of the table; leave out -o delays.sigma"
 
 
@@ -98,7 +98,7 @@ def _guide(cell: Cell, given: Mapping[str, str]) -> str:
 
 
 def config_hash(config: Config) -> str:
-    """The SHA-256 of a config without seed, workers and checkpoints, and without options that are null.
+    """The SHA-256 of a config without seed, workers, executor and checkpoints, and without options that are null.
 
     So a new option that is off by default does not change the hash of earlier runs.
     """
@@ -161,12 +161,19 @@ def work(task: Task, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which then stops its cells
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        ended = run_task(task, pipe.send)
+        pipe.send(run_safely(task, pipe.send))
     except (KeyboardInterrupt, BrokenPipeError):  # stopped by the parent, or the parent has died
         sys.exit(130)
-    except Exception as error:  # a bug in one cell should not stop the others
-        ended = Ended(reason=f"{type(error).__name__}: {error}", details=traceback.format_exc())
-    pipe.send(ended)
+
+
+def run_safely(task: Task, listener: Listener) -> Ended:
+    """Run a task; a bug in one cell should not stop the others."""
+    try:
+        return run_task(task, listener)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        return Ended(reason=f"{type(error).__name__}: {error}", details=traceback.format_exc())
 
 
 def run_task(task: Task, listener: Listener) -> Ended:

@@ -36,11 +36,14 @@ class Display(Protocol):
 
 
 def tasks_of(
-    planned: Iterable[Planned], seeds: Sequence[int], out: Path, jobs: int, track: tuple[TrackerName, ...] = ()
+    planned: Iterable[Planned], seeds: Sequence[int], out: Path, jobs: int | None, track: tuple[TrackerName, ...] = ()
 ) -> list[Task]:
-    """A run for each available cell and each seed. Seed by seed, so that a whole table is complete early."""
+    """A run for each available cell and each seed. Seed by seed, so that a whole table is complete early.
+
+    `jobs` of them share the cores of this machine; without it, each has one CPU of a cluster.
+    """
     runs = [(each.cell, each.config, seed) for seed, each in product(seeds, planned) if each.config is not None]
-    spare = cores() // max(min(jobs, len(runs)), 1)
+    spare = cores() // max(min(jobs, len(runs)), 1) if jobs else 0
     tasks = []
     for cell, config, seed in runs:
         config = config.model_copy(update={"seed": seed, "workers": spare if spare > 1 else 0})

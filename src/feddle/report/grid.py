@@ -23,7 +23,7 @@ _KEYS = {  # config keys of columns
     "delay_sigma": ("delays", "sigma"),
     "label_noise": ("data", "label_noise"),
 }
-HOW = ("seed", "workers", "checkpoint")  # keys that do not change what a config computes
+HOW = ("seed", "workers", "executor", "checkpoint")  # keys that do not change what a config computes
 
 
 @dataclass(frozen=True)

@@ -176,8 +176,8 @@ class RunFolder:
 
 
 def _made_by(run: Run[Runtime]) -> dict[str, Any]:
-    """The facts that must stay the same when a run continues. The number of workers may change."""
-    tree = run.plan.model_dump(mode="json", exclude={"workers"})
+    """The facts that must stay the same when a run continues. Workers and executor may change."""
+    tree = run.plan.model_dump(mode="json", exclude={"workers", "executor"})
     return {
         "format": _FORMAT,
         "feddle": __version__,

@@ -77,9 +77,9 @@ def settings(plan: Plan, problem: Problem, strategy: str | None) -> dict[str, An
 
 
 def _require_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path) -> None:
-    """Refuse to continue a run with other settings. The number of workers may change."""
+    """Refuse to continue a run with other settings. Workers and executor may change."""
     for key, value in now.items():
-        if key != "workers" and then.get(key) != value:
+        if key not in ("workers", "executor") and then.get(key) != value:
             found = f"a run with {key} {_brief(then.get(key))}, but this call has {_brief(value)}"
             raise FeddleError(f"simulate: {path} holds {found}; use the same, or name another folder with out=")
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, model_validator
 
 from feddle.clients.attacks import Attack, NoAttack
 from feddle.clients.private import Privacy
@@ -12,8 +12,10 @@ from feddle.methods.feddle.method import FeddleOptions
 from feddle.methods.options import Method
 from feddle.models import Model
 from feddle.models.cnn import CnnOptions
-from feddle.options import Count, CountOrZero, Decay, Options, is_none
+from feddle.options import Count, CountOrZero, Decay, Options, choice, is_none
+from feddle.runtimes.ray import RayOptions
 from feddle.runtimes.simulation import Delays
+from feddle.runtimes.workers import LocalOptions
 from feddle.server import Checks
 from feddle.training.train import Recipe
 
@@ -98,12 +100,22 @@ class Plan(Options):
     )
 
 
+AnyExecutor = LocalOptions | RayOptions
+Executor = Annotated[AnyExecutor, Discriminator("name"), choice(None)]
+
+
 class SimulationPlan(Plan):
     """A plan with simulated clients."""
 
     workers: Annotated[CountOrZero, Field(le=1024)] | None = Field(
         None,
-        description="number of worker processes, by default one per core; 0: clients are trained in the main process",
+        description="number of worker processes, by default one per core; 0: clients are trained in the main process; "
+        "with `executor: ray`, the number of workers on the cluster, by default as many as fit",
+    )
+    executor: Executor | None = Field(
+        None,
+        exclude_if=is_none,
+        description="where the workers are: `local`, the default, or `ray`, a cluster; results are the same",
     )
     delays: Delays = Delays()
     diagnostics: DiagnosticsOptions | None = Field(
@@ -111,6 +123,14 @@ class SimulationPlan(Plan):
     )
     attack: Attack = Field(NoAttack(), description="what malicious clients do")
     privacy: Privacy | None = None
+
+    @model_validator(mode="after")
+    def _workers_on_ray(self) -> "SimulationPlan":
+        if isinstance(self.executor, RayOptions) and self.workers == 0:
+            raise ValueError(
+                "workers is 0, but executor is ray; leave out workers, or give their number on the cluster"
+            )
+        return self
 
 
 class Checkpoints(Options):

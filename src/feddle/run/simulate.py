@@ -1,5 +1,6 @@
 """Runs with simulated clients: of a config, or of your own model and data."""
 
+import math
 import os
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from feddle.run.problem import OwnedExamples, PartitionedClients, Problem
 from feddle.run.progress import RunDisplay, is_watched
 from feddle.run.ranked import digests
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
+from feddle.runtimes.ray import RayOptions, RayPool
 from feddle.runtimes.simulation import InlineTrainer, Simulation
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
@@ -42,6 +44,8 @@ from feddle.training.scorers import MetricFunction
 from feddle.training.train import Loss, outputs_of
 
 AHEAD_BYTES = 2**30  # of finished updates that wait for their arrival
+_LONGEST_DELAY = 4.0  # in units of σ; one delay in 16,000 is longer
+AnyTrainer = InlineTrainer | WorkerPool | RayPool
 
 Data = Examples | Dataset[Any]
 
@@ -348,18 +352,22 @@ def simulated(
     return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics, each)
 
 
-def build_trainer(plan: SimulationPlan, problem: Problem, layout: Layout, device: str) -> InlineTrainer | WorkerPool:
-    """Worker processes if there are any, else training in this process."""
+def build_trainer(plan: SimulationPlan, problem: Problem, layout: Layout, device: str) -> AnyTrainer:
+    """Workers on a cluster, worker processes if there are any, else training in this process."""
     training = ClientWork(
         problem.model, layout, problem.clients, plan.training, problem.loss, plan.seed, problem.augment
     )
     work = plan.attack.build(AttackParts(training, plan.privacy, problem.eligible))
+    model = layout.read(problem.model)
+    ahead = AHEAD_BYTES // model.num_bytes
+    if isinstance(plan.executor, RayOptions):
+        versions = min(plan.rounds, math.ceil(_LONGEST_DELAY * plan.delays.sigma) + 1)
+        limits = {"cores": cores(), "horizon": plan.rounds, "ahead": ahead, "versions": versions}
+        return RayPool(work, problem.model, model, plan.executor, plan.workers, **limits)
     workers = resolve_workers(plan.workers, device)
     if not workers:
         return InlineTrainer(work)
-    model = layout.read(problem.model)
-    ahead = max(2 * workers, AHEAD_BYTES // model.num_bytes)
-    return WorkerPool(work, model, workers, horizon=plan.rounds, ahead=ahead)
+    return WorkerPool(work, model, workers, horizon=plan.rounds, ahead=max(2 * workers, ahead))
 
 
 def resolve_workers(workers: int | None, device: str) -> int:

@@ -13,37 +13,28 @@ import os
 import signal
 import threading
 import warnings
-from bisect import insort
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from operator import attrgetter
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
 from feddle.clients.work import Work
-from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
+from feddle.options import Options
+from feddle.runtimes.backlog import Backlog, Failed, Fault, Task, attempt
 from feddle.training.machine import one_thread
 
-_ATTEMPTS = 2
-_HANDED_BACK = 10  # largest number of workers that may die before they begin the same job
-_NICENESS = 5  # with one worker per core, the server must have priority: a round waits for it
+NICENESS = 5  # with one worker per core, the server must have priority: a round waits for it
 
 
-@dataclass(eq=False)
-class _Task:
-    """A job in progress; `outcome` is set when the job is done or has failed for the last time."""
+class LocalOptions(Options):
+    """Worker processes on this machine."""
 
-    job: Job
-    start: Weights
-    due: int  # the round in which its update arrives
-    failures: int = 0
-    handed_back: int = 0
-    outcome: Update | BaseException | None = None
+    name: Literal["local"] = "local"
 
 
 @dataclass(eq=False)
@@ -69,14 +60,10 @@ class WorkerPool:
         self.work = work
         self.model = model
         self.size = workers
-        self.horizon = horizon
-        self.ahead = ahead
         self._changed = threading.Condition()  # guards everything below
         self._workers: list[_Worker] = []  # those that live
         self._threads: list[threading.Thread] = []
-        self._tasks: dict[Job, _Task] = {}
-        self._pending: list[_Task] = []  # not with a worker, in the order in which they are due
-        self._wanted: _Task | None = None
+        self._backlog = Backlog(horizon, ahead)
         self._open = False
 
     def __enter__(self) -> Self:
@@ -96,20 +83,19 @@ class WorkerPool:
     def submit(self, job: Job, start: Weights, due: int) -> None:
         """Announce a job; an idle worker begins it at once."""
         with self._changed:
-            task = self._tasks[job] = _Task(job, start, due)
-            insort(self._pending, task, key=attrgetter("due"))
+            self._backlog.add(job, start, due)
             self._fork_missing()
             self._changed.notify_all()
 
     def result(self, job: Job) -> Update:
         """The job's update; waits until it is ready."""
         with self._changed:
-            task = self._wanted = self._tasks.pop(job)
+            task = self._backlog.want(job)
             self._changed.notify_all()
             while task.outcome is None:
                 self._fork_missing()
                 self._changed.wait()
-            self._wanted = None
+            self._backlog.wanted = None
         if isinstance(task.outcome, BaseException):
             raise task.outcome
         return task.outcome
@@ -147,47 +133,28 @@ class WorkerPool:
                 self._changed.notify_all()
         worker.connection.close()
 
-    def _take(self, worker: _Worker) -> _Task | None:
+    def _take(self, worker: _Worker) -> Task | None:
         """Wait for the worker's next job, and copy its start; None if the worker is dead or the pool is closed."""
         with self._changed:
-            task = self._changed.wait_for(lambda: worker not in self._workers or self._next())
-            if not isinstance(task, _Task):
+            task = self._changed.wait_for(lambda: worker not in self._workers or self._backlog.next())
+            if not isinstance(task, Task):
                 return None
-            self._pending.remove(task)
+            self._backlog.pending.remove(task)
             worker.start.vector.copy_(task.start.vector)
             worker.start.buffers.copy_(task.start.buffers)
             worker.begun[0] = False
             return task
 
-    def _next(self) -> _Task | None:
-        """The job that the server waits for, else the one that is due first if there is room for its update."""
-        if self._wanted in self._pending:
-            return self._wanted
-        waiting = sum(task.outcome is not None for task in self._tasks.values())
-        if not self._pending or self._pending[0].due >= self.horizon or waiting >= self.ahead:
-            return None
-        return self._pending[0]
-
-    def _hear(self, worker: _Worker, task: _Task, reply: dict[str, Any] | None) -> None:
+    def _hear(self, worker: _Worker, task: Task, reply: dict[str, Any] | None) -> None:
         """Note the outcome of a job, or a failure, after which it may be repeated; a dead worker gives no reply."""
+        failed = Failed("its worker process died") if reply is None else Failed(**reply) if "reason" in reply else None
         if reply is None:
             self._workers = [other for other in self._workers if other is not worker]
-            reply = {"failed": "its worker process died"}
-        if "failed" not in reply:
+        if failed:
+            self._backlog.fail(task, failed, Fault.TRAINING if worker.begun[0] else Fault.NOT_BEGUN)
+        elif reply is not None:
             result = worker.result
             task.outcome = Update(task.job, result.vector.clone(), result.buffers.clone(), **reply)
-            return
-        task.failures += worker.begun[0]
-        task.handed_back += not worker.begun[0]
-        if reply.get("final"):
-            task.outcome = FeddleError(reply["failed"])
-        elif task.failures < _ATTEMPTS and task.handed_back < _HANDED_BACK:
-            insort(self._pending, task, key=attrgetter("due"))
-        else:
-            task.outcome = StoppedError(
-                f"training client {task.job.client} (its job {task.job.number}, from version {task.job.version}) "
-                f"failed {max(task.failures, task.handed_back)} times: {reply['failed']}"
-            )
 
 
 def _shared(model: Weights) -> Weights:
@@ -202,7 +169,7 @@ def _serve(
     """Train the jobs that arrive over the connection until the parent has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the parent's handler: a worker has nothing to clean up
-    os.nice(_NICENESS)
+    os.nice(NICENESS)
     for parent in parents:  # with an open copy, the worker would not notice the end of the parent
         parent.close()
     with one_thread(), suppress(EOFError, OSError):
@@ -213,12 +180,9 @@ def _serve(
 
 
 def _train(work: Work, job: Job, start: Weights, result: Weights) -> dict[str, Any]:
-    try:
-        update = work(job, start)
-    except FeddleError as error:
-        return {"failed": str(error), "final": True}
-    except Exception as error:  # anything that a user's data set or model raises is reported
-        return {"failed": f"{type(error).__name__}: {error}"}
+    update = attempt(work, job, start)
+    if isinstance(update, Failed):
+        return asdict(update)
     result.vector.copy_(update.delta)
     result.buffers.copy_(update.buffers)
     return {"num_examples": update.num_examples, "metrics": dict(update.metrics), "digest": update.digest}

@@ -1,0 +1,161 @@
+"""Local workers compared with Ray on this machine: `python bench/executors.py`.
+
+The setting is the paper's for Fashion-MNIST, shortened. The same run is done in turn by two local workers, by two
+workers on a Ray cluster with one node, and by two workers on a cluster with two nodes of one CPU each. Each run is a
+process of its own. Prints for each the wall time from the first round to the last, the CPU time of all processes, the
+wall time with the start of the workers, and the largest sum of the processes' memory (PSS); and whether all runs end
+with bit-identical weights. A cluster is started before its run, and the CPU time of its daemons counts from the start
+of the run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "experiments" / "fashion-mnist-cnn.yaml"
+GOAL = 1.15
+sys.path.insert(0, str(ROOT / "tests"))
+
+from clusters import ENVIRONMENT, cluster  # noqa: E402
+
+ONE_RUN = """
+import hashlib, json, sys, time
+from feddle.run.load import load_config
+from feddle.run.problem import build_problem
+from feddle.run.simulate import simulated
+config = load_config(sys.argv[1], sys.argv[2:])
+run = simulated(config, build_problem(config, quiet=True))
+times, began = [], time.perf_counter()
+run.go(lambda line: times.append(time.perf_counter()))
+whole = time.perf_counter() - began
+digest = hashlib.sha256(run.server.model.vector.numpy().tobytes()).hexdigest()
+print(json.dumps({"steady": times[-1] - times[0], "whole": whole, "digest": digest}))
+"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run: seconds, the largest memory in bytes, and the digest of the last weights."""
+
+    steady: float
+    whole: float
+    cpu: float
+    memory: int
+    digest: str
+
+
+def family(roots: Sequence[int]) -> list[int]:
+    """Processes, and all that they have started."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+        except OSError:  # it has just ended
+            continue
+        children.setdefault(parent, []).append(int(entry.parent.name))
+    found = list(roots)
+    for pid in found:  # it grows
+        found += children.get(pid, [])
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU time of a process, without its children."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(pid: int) -> int:
+    """The memory of a process in bytes; a page that several share counts in parts."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
+
+
+def measure(overrides: Sequence[str], roots: Sequence[int]) -> Measured:
+    """Run once in a new process; `roots` are the processes of the cluster that it uses."""
+    environment = {**os.environ, **ENVIRONMENT}
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-c", ONE_RUN, str(CONFIG), *overrides], env=environment, stdout=subprocess.PIPE
+    )
+    before = {pid: cpu_seconds(pid) for pid in family(roots)}
+    seen: dict[int, float] = {}
+    peak, ended = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.3):
+            pids = family([process.pid, *roots])
+            seen.update({pid: cpu_seconds(pid) - before.get(pid, 0.0) for pid in pids})
+            peak = max(peak, sum(memory(pid) for pid in pids))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    out, _ = process.communicate()
+    ended.set()
+    watcher.join()
+    assert process.returncode == 0
+    said = json.loads(out)
+    return Measured(said["steady"], said["whole"], sum(seen.values()), peak, said["digest"])
+
+
+def main() -> None:
+    """Measure all of them in turn."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args()
+    common = [f"rounds={asked.rounds}", "device=cpu", "workers=2"]
+    found: dict[str, list[Measured]] = {"local": [], "ray, 1 node": [], "ray, 2 nodes": []}
+    for _ in range(asked.repeats):
+        for name, runs in found.items():
+            with ExitStack() as stack:
+                words, roots = [*common], list[int]()
+                if name != "local":
+                    nodes = (2,) if name == "ray, 1 node" else (1, 1)
+                    running = stack.enter_context(cluster(*nodes, store=512 << 20))
+                    words += [f"executor={{name: ray, address: '{running.address}'}}"]
+                    roots = [node.process.pid for node in running.nodes]
+                began = time.perf_counter()
+                runs.append(measure(words, roots))
+            last = runs[-1]
+            print(
+                f"{name}: {last.steady:.1f} s, whole {last.whole:.1f} s, {time.perf_counter() - began:.0f} s",
+                flush=True,
+            )
+    report(found)
+
+
+def report(found: dict[str, list[Measured]]) -> None:
+    """Print the medians, and the ratios to local workers."""
+    print("executor | rounds, s | ratio | CPU, s | ratio | with start, s | memory, MB")
+    base = found["local"]
+    for name, runs in found.items():
+        ratio = statistics.median(run.steady / other.steady for run, other in zip(runs, base, strict=True))
+        cpu = statistics.median(run.cpu / other.cpu for run, other in zip(runs, base, strict=True))
+        steady, used, whole = (
+            statistics.median(getattr(run, key) for run in runs) for key in ("steady", "cpu", "whole")
+        )
+        size = max(run.memory for run in runs) / 2**20
+        print(f"{name} | {steady:.1f} | {ratio:.2f} | {used:.1f} | {cpu:.2f} | {whole:.1f} | {size:.0f}")
+    digests = {run.digest for runs in found.values() for run in runs}
+    print("weights bit-identical:", len(digests) == 1, f"; goal: a ratio of at most {GOAL}")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,10 +2,10 @@
 
 The setting is the paper's for Fashion-MNIST, shortened. The same run is done in turn by two local workers, by two
 workers on a Ray cluster with one node, and by two workers on a cluster with two nodes of one CPU each. Each run is a
-process of its own. Prints for each the wall time from the first round to the last, the CPU time of all processes, the
-wall time with the start of the workers, and the largest sum of the processes' memory (PSS); and whether all runs end
-with bit-identical weights. A cluster is started before its run, and the CPU time of its daemons counts from the start
-of the run.
+process of its own. Prints for each the wall time of the second half of the rounds, the CPU time of all processes in
+it, both for the whole run with the start of the workers, and the largest sum of the processes' memory (PSS); and
+whether all runs end with bit-identical weights. A cluster is started before its run, and the CPU time of its daemons
+counts from the start of the run.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,10 +35,15 @@ from feddle.run.simulate import simulated
 config = load_config(sys.argv[1], sys.argv[2:])
 run = simulated(config, build_problem(config, quiet=True))
 times, began = [], time.perf_counter()
-run.go(lambda line: times.append(time.perf_counter()))
+def listen(line):
+    times.append(time.perf_counter())
+    if line["round"] in (config.rounds // 2, config.rounds):
+        print("mark", flush=True)
+        input()
+run.go(listen)
 whole = time.perf_counter() - began
 digest = hashlib.sha256(run.server.model.vector.numpy().tobytes()).hexdigest()
-print(json.dumps({"steady": times[-1] - times[0], "whole": whole, "digest": digest}))
+print(json.dumps({"steady": times[-1] - times[config.rounds // 2 - 1], "whole": whole, "digest": digest}))
 """
 
 
@@ -47,7 +51,8 @@ print(json.dumps({"steady": times[-1] - times[0], "whole": whole, "digest": dige
 class Measured:
     """One run: seconds, the largest memory in bytes, and the digest of the last weights."""
 
-    steady: float
+    steady: float  # the second half of the rounds, when all workers have started
+    steady_cpu: float  # of all processes in that time
     whole: float
     cpu: float
     memory: int
@@ -91,27 +96,40 @@ def measure(overrides: Sequence[str], roots: Sequence[int]) -> Measured:
     """Run once in a new process; `roots` are the processes of the cluster that it uses."""
     environment = {**os.environ, **ENVIRONMENT}
     process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-c", ONE_RUN, str(CONFIG), *overrides], env=environment, stdout=subprocess.PIPE
+        [sys.executable, "-c", ONE_RUN, str(CONFIG), *overrides],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    assert process.stdin is not None
+    assert process.stdout is not None
     before = {pid: cpu_seconds(pid) for pid in family(roots)}
     seen: dict[int, float] = {}
-    peak, ended = 0, threading.Event()
+    peak, marks, ended = 0, list[float](), threading.Event()
+
+    def look() -> list[int]:
+        pids = family([process.pid, *roots])
+        seen.update({pid: cpu_seconds(pid) - before.get(pid, 0.0) for pid in pids})
+        return pids
 
     def watch() -> None:
         nonlocal peak
-        while not ended.wait(0.3):
-            pids = family([process.pid, *roots])
-            seen.update({pid: cpu_seconds(pid) - before.get(pid, 0.0) for pid in pids})
-            peak = max(peak, sum(memory(pid) for pid in pids))
+        while not ended.wait(1.0):
+            peak = max(peak, sum(memory(pid) for pid in look()))
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    out, _ = process.communicate()
+    while len(marks) < 2 and process.stdout.readline() == "mark\n":
+        look()
+        marks.append(sum(seen.values()))
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = json.loads(process.communicate()[0])
     ended.set()
     watcher.join()
     assert process.returncode == 0
-    said = json.loads(out)
-    return Measured(said["steady"], said["whole"], sum(seen.values()), peak, said["digest"])
+    return Measured(said["steady"], marks[1] - marks[0], said["whole"], sum(seen.values()), peak, said["digest"])
 
 
 def main() -> None:
@@ -131,28 +149,25 @@ def main() -> None:
                     running = stack.enter_context(cluster(*nodes, store=512 << 20))
                     words += [f"executor={{name: ray, address: '{running.address}'}}"]
                     roots = [node.process.pid for node in running.nodes]
-                began = time.perf_counter()
                 runs.append(measure(words, roots))
             last = runs[-1]
-            print(
-                f"{name}: {last.steady:.1f} s, whole {last.whole:.1f} s, {time.perf_counter() - began:.0f} s",
-                flush=True,
-            )
+            print(f"{name}: {last.steady:.1f} s, CPU {last.steady_cpu:.1f} s, whole {last.whole:.1f} s", flush=True)
     report(found)
 
 
 def report(found: dict[str, list[Measured]]) -> None:
     """Print the medians, and the ratios to local workers."""
-    print("executor | rounds, s | ratio | CPU, s | ratio | with start, s | memory, MB")
+    print("executor | second half, s | ratio | its CPU, s | ratio | whole run, s | its CPU, s | memory, MB")
     base = found["local"]
     for name, runs in found.items():
-        ratio = statistics.median(run.steady / other.steady for run, other in zip(runs, base, strict=True))
-        cpu = statistics.median(run.cpu / other.cpu for run, other in zip(runs, base, strict=True))
-        steady, used, whole = (
-            statistics.median(getattr(run, key) for run in runs) for key in ("steady", "cpu", "whole")
-        )
+        pairs = list(zip(runs, base, strict=True))
+        wall = statistics.median(run.steady / other.steady for run, other in pairs)
+        cpu = statistics.median(run.steady_cpu / other.steady_cpu for run, other in pairs)
+        keys = ("steady", "steady_cpu", "whole", "cpu")
+        steady, used, whole, total = (statistics.median(getattr(run, key) for run in runs) for key in keys)
         size = max(run.memory for run in runs) / 2**20
-        print(f"{name} | {steady:.1f} | {ratio:.2f} | {used:.1f} | {cpu:.2f} | {whole:.1f} | {size:.0f}")
+        figures = f"{steady:.1f} | {wall:.2f} | {used:.1f} | {cpu:.2f} | {whole:.1f} | {total:.1f} | {size:.0f}"
+        print(f"{name} | {figures}")
     digests = {run.digest for runs in found.values() for run in runs}
     print("weights bit-identical:", len(digests) == 1, f"; goal: a ratio of at most {GOAL}")
 

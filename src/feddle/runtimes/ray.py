@@ -10,7 +10,6 @@ import os
 import sys
 import threading
 import time
-import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -26,7 +25,8 @@ from feddle.core.errors import FeddleError, StoppedError, one_line
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.options import NonNegative, Options, Positive
-from feddle.runtimes.backlog import Backlog, Failed, Fault, Task, attempt
+from feddle.runtimes.actor import RayWorker, versions
+from feddle.runtimes.backlog import Backlog, Failed, Fault, Task
 from feddle.runtimes.cluster import (
     Node,
     StoreNeed,
@@ -40,16 +40,12 @@ from feddle.runtimes.cluster import (
     started,
     store_size,
 )
-from feddle.runtimes.packing import pack, unpack
-from feddle.training.machine import one_thread
-from feddle.version import __version__
+from feddle.runtimes.packing import pack
 
 _STARTS = 10  # workers in a row that may die before they are ready
 _PATIENCE = 120.0  # seconds in which a cluster must start a worker
 _SENT = ("FEDDLE_KERNELS", "ONEDNN_MAX_CPU_ISA")  # of the environment; nothing else of it leaves this machine
 _log = logging.getLogger(__name__)
-
-Reply = Failed | tuple[dict[str, Any], np.ndarray, np.ndarray]
 
 
 class RayOptions(Options):
@@ -84,41 +80,6 @@ class RayOptions(Options):
         if not host or "/" in host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
             raise ValueError(f"expected host:port, such as 10.0.0.1:6379, got {value!r}")
         return value
-
-
-class RayWorker:
-    """The actor: trains jobs on one node."""
-
-    def __init__(self, device: str, place: tuple[str, list[str]], packed: tuple[bytes, list[np.ndarray]]) -> None:
-        folder, paths = place  # of the driver; a node that has them too finds the user's own code and files there
-        sys.path.extend(path for path in paths if path not in sys.path)
-        with suppress(OSError):
-            os.chdir(folder)
-        self.work: Work
-        model: nn.Module
-        self.work, model = unpack(*packed)
-        self.device = device
-        model.to(device=device)
-
-    def versions(self) -> dict[str, str]:
-        """The versions that must be the same on all nodes."""
-        return versions()
-
-    def train(self, job: tuple[int, int, int], vector: np.ndarray, buffers: np.ndarray) -> Reply:
-        """Train a job; the start is read in place."""
-        with one_thread(), warnings.catch_warnings():  # in the thread of this call
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            start = Weights(*(torch.from_numpy(each).to(self.device) for each in (vector, buffers)))
-            update = attempt(self.work, Job(*job), start)
-        if isinstance(update, Failed):
-            return update
-        facts = {"num_examples": update.num_examples, "metrics": dict(update.metrics), "digest": update.digest}
-        return facts, update.delta.cpu().numpy(), update.buffers.cpu().numpy()
-
-
-def versions() -> dict[str, str]:
-    """The versions that results depend on."""
-    return {"feddle": __version__, "torch": torch.__version__, "numpy": np.__version__}
 
 
 @dataclass(eq=False)

@@ -4,12 +4,13 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import feddle
 from command import FEDDLE, run_feddle, run_process
@@ -99,13 +100,67 @@ def examples(features: int = 2, labels: int = 2) -> TensorDataset:
         ({"server": TensorDataset(torch.randn(0, 2), torch.arange(0))}, "simulate: server=: the data is empty"),
         ({"server": TensorDataset(torch.randn(8, 2))}, "simulate: server=: expected (input, target) pairs of tensors"),
         ({"server": examples(), "clients": [examples(), [1]]}, "simulate: clients[1]: expected a map-style"),
+        (
+            {"server": torch.randn(8, 2)},
+            "simulate: server=: expected a map-style torch Dataset of (input, target) pairs",
+        ),
+        ({"server": torch.randn(8, 2)}, "got Tensor; wrap it: TensorDataset(inputs, targets)"),
+        ({"callbacks": [3]}, "simulate: callbacks must be functions of a line of history (a dict), got 3"),
+        ({"callbacks": 3}, "simulate: callbacks must be a function or a list of functions, got 3"),
+        ({"metrics": 3}, "simulate: metrics must be names and functions, or one of them, got 3"),
+        ({"strategy": "fedavg"}, "for a method by name, method='fedavg'"),
+        ({"strategy": TensorDataset}, "got the class TensorDataset; create one: TensorDataset()"),
+        ({"strategy": 3}, "simulate: strategy must be an object with merge, got int"),
+        ({"checkpoint": {"every": 2}}, "simulate: checkpoint= needs a folder for the run; add out="),
+        ({"data": 3}, "simulate: unknown key 'data'; the known keys are seed, rounds, "),
+        ({"rounds": "ten"}, "simulate: rounds: expected a whole number, such as 10, got 'ten'"),
+        ({"training": {"lr": "high"}}, "simulate: training.lr: expected a number, such as 0.1, got 'high'"),
+        ({"clients": torch.randn(3, 2)}, "simulate: clients must be a list with one data set per client, got Tensor"),
+        ({"clients": 3}, "simulate: clients must be a list with one data set per client, got int"),
     ],
 )
 def test_errors_name_the_argument(arguments: dict[str, object], said: str) -> None:
     given = {"clients": [examples(), examples()], **arguments}
     with pytest.raises(FeddleError) as refused:
-        feddle.simulate(nn.Linear(2, 2), per_round=1, rounds=1, workers=0, **given)  # type: ignore[arg-type]
+        feddle.simulate(nn.Linear(2, 2), **{"per_round": 1, "rounds": 1, "workers": 0, **given})  # type: ignore[arg-type]
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("label", [-1, 7])
+def test_a_wrong_label_of_any_client_is_found_before_the_run(label: int) -> None:
+    wrong = TensorDataset(torch.randn(2, 2), torch.tensor([0, label]))
+    with pytest.raises(FeddleError, match=rf"simulate: clients\[2\]: Target {label} is out of bounds; check its"):
+        feddle.simulate(nn.Linear(2, 2), [examples(), examples(), wrong], method="fedavg")
+
+
+class Unstored(Dataset[Any]):
+    """Data whose labels are known only if its inputs are read."""
+
+    def __init__(self, inner: TensorDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wrong_label_that_is_found_late_has_the_same_remedy(workers: int) -> None:
+    clients = [examples(), Unstored(examples(labels=5))]
+    with pytest.raises(
+        FeddleError, match=r"client 1: Target \d is out of bounds; check its inputs and labels, and the m"
+    ):
+        feddle.simulate(
+            *(nn.Linear(2, 2), clients), method="fedavg", per_round=2, rounds=3, workers=workers, delays={"sigma": 0.0}
+        )
+
+
+def test_one_class_is_a_warning() -> None:
+    clients = [TensorDataset(torch.randn(4, 2), torch.zeros(4).long())] * 2
+    with pytest.warns(UserWarning, match="all labels of the clients are 0"):
+        feddle.simulate(nn.Linear(2, 2), clients, method="fedavg", per_round=1, rounds=1, workers=0)
 
 
 # Rows of a table

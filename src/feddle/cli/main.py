@@ -17,6 +17,7 @@ from feddle.cli.display import error_line, print_table, stop
 from feddle.cli.federation import federation
 from feddle.cli.options import (
     PATH,
+    SEED,
     folder_argument,
     folder_name,
     names_in,
@@ -82,7 +83,7 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
         "Your own data: a .csv with the columns path, label and client, a .npz file, a folder of images or a Hugging"
         " Face dataset on disk. CONFIG may then be omitted."
     )
-    seed = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The seed; it replaces the seed in CONFIG.")
+    seed = click.option("--seed", type=SEED, metavar="NUMBER", help="The seed; it replaces the seed in CONFIG.")
     config = click.argument("config", type=PATH, required=False)
     return config(click.option("--data", type=PATH, help=own_data)(overrides_option(seed(quiet_option(command)))))
 
@@ -305,7 +306,12 @@ def fetch_weights(name: str, folder: Path | None, quiet: bool) -> None:
 def completion(shell: str) -> None:
     """Print a script that completes commands and options in SHELL.
 
-    To turn it on in bash or zsh: eval "$(feddle completion bash)". In fish: feddle completion fish | source
+    To turn it on, add a line to the file that your shell reads when it starts:
+
+    \b
+    bash, ~/.bashrc:  eval "$(feddle completion bash)"
+    zsh, ~/.zshrc:    autoload -U compinit && compinit && eval "$(feddle completion zsh)"
+    fish, ~/.config/fish/config.fish:  feddle completion fish | source
     """
     kind = get_completion_class(shell)
     assert kind is not None

@@ -10,6 +10,8 @@ import click
 from feddle.core.errors import FeddleError
 
 PATH = click.Path(path_type=Path)
+SEED = click.IntRange(0, 2**63 - 1)
+SEED.name = "whole number from 0 up"  # for the message about any other text
 folder_argument = click.argument("folder", metavar="DIR", type=PATH)
 overrides_option = click.option(
     "-o", "--override", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a config key: -o rounds=50"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from feddle.cli.display import stop
 from feddle.core.errors import FeddleError
 from feddle.grids.grid import chosen, load_grid
 from feddle.reading import read_run
+from feddle.run.progress import about
 from test_report import Document, make_run
 from test_reproduce import CNN
 from tiny import TINY
@@ -67,6 +69,7 @@ def test_a_comparison_over_seeds_is_resumed(tmp_path: Path, config: Path) -> Non
         (["--seeds", "0,1", "--seed", "2"], "expected --seed or --seeds, but found both"),
         (["--methods", "fedavg,fedbuf"], "--methods: unknown name 'fedbuf'; did you mean 'fedbuff'?"),
         (["-o", "rounds=9", "-o", "clients.per_round=50"], "-o clients.per_round=50: clients: per_round is 50, but"),
+        (["--seed", "abc"], "Invalid value for '--seed': 'abc' is not a valid whole number from 0 up."),
         (["-o", "method.atlas_siz=3"], "-o method.atlas_siz=3: method: unknown key 'atlas_siz'"),
     ],
 )
@@ -75,6 +78,31 @@ def test_errors_name_the_option(tmp_path: Path, config: Path, words: list[str], 
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert refused.err.startswith(f"feddle: {said}")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_does_not_exist_cannot_be_resumed(tmp_path: Path) -> None:
+    assert f"there is no folder {tmp_path / 'nope'}; check the path" in run_feddle("resume", tmp_path / "nope").err
+
+
+def test_the_help_of_completion_has_a_line_for_each_shell() -> None:
+    lines = [line.strip() for line in run_feddle("completion", "--help").out.splitlines()]
+    assert 'bash, ~/.bashrc:  eval "$(feddle completion bash)"' in lines
+    assert 'zsh, ~/.zshrc:    autoload -U compinit && compinit && eval "$(feddle completion zsh)"' in lines
+    assert "fish, ~/.config/fish/config.fish:  feddle completion fish | source" in lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.2, "1 s"), (89, "89 s"), (240, "4 min"), (5399, "90 min"), (9000, "2.5 h")]
+)
+def test_the_time_that_is_left(seconds: float, said: str) -> None:
+    assert about(seconds) == f"about {said}"
+
+
+def test_without_a_terminal_the_lines_say_how_much_time_is_left(tmp_path: Path, config: Path) -> None:
+    done = run_feddle("run", config, "-o", "rounds=4", "-o", "evaluation.every=2", "--out", tmp_path / "run")
+    middle, end = [line for line in done.err.splitlines() if "accuracy" in line]
+    assert re.search(r"accuracy [\d.]+%  about \d+ s left$", middle)
+    assert re.search(r"accuracy [\d.]+%$", end)
 
 
 def test_a_mistake_in_the_file_is_not_blamed_on_an_option(tmp_path: Path) -> None:
@@ -130,7 +158,7 @@ def test_errors_name_the_argument(arguments: dict[str, object], said: str) -> No
 def test_a_wrong_label_of_any_client_is_found_before_the_run(label: int) -> None:
     wrong = TensorDataset(torch.randn(2, 2), torch.tensor([0, label]))
     with pytest.raises(FeddleError, match=rf"simulate: clients\[2\]: Target {label} is out of bounds; check its"):
-        feddle.simulate(nn.Linear(2, 2), [examples(), examples(), wrong], method="fedavg")
+        feddle.simulate(nn.Linear(2, 2), [examples(), examples(), wrong], method="fedavg", per_round=1)
 
 
 class Unstored(Dataset[Any]):

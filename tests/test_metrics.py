@@ -373,7 +373,7 @@ def test_a_reason_is_said_once_for_all_methods(tmp_path: Path) -> None:
         written(tmp_path / name, name, [{"f1": score}])
     because = "no lead is named, because one seed cannot show a difference of F1"
     grid = grid_of_runs([tmp_path / name for name in "abc"])
-    assert lead(grid) == [f"a reaches 90.0%. b (80.0%) and c (70.0%): {because}."]
+    assert lead(grid) == [f"a reaches an F1 of 90.0%. b (80.0%) and c (70.0%): {because}."]
 
 
 def clients(measured_on: str, **scores: float) -> dict[str, Any]:
@@ -438,7 +438,7 @@ def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
         "feddle compared with training alone: better for 1 of 3 clients, worse for 0, no clear difference for 2"
     )
     assert "7.0%<small>better, p = 0.016</small>" in page([grid])
-    assert "6.0%<small>no clear difference, p = 0.29</small>" in page([grid])
+    assert "6.0%<small>not clear, p = 0.29</small>" in page([grid])
     assert "an exact paired test on the client’s test examples has p &lt; 0.05, divided by" in page([grid])
 
 
@@ -458,7 +458,7 @@ def test_too_few_examples_are_no_verdict(tmp_path: Path) -> None:
     grid = grid_of_runs([with_tests(tmp_path / method, method, right) for method, right in runs.items()])
     assert headline(grid).endswith("worse for 0, no clear difference for 1, too few test examples to tell for 1")
     assert "too few test examples to tell for north" in joining(grid)[0]
-    assert "100.0%<small>too few test examples to tell</small>" in page([grid])
+    assert "100.0%<small>too few examples</small>" in page([grid])
 
 
 @pytest.mark.parametrize(("right", "word"), [([20, 20, 20], "better"), ([40, 20, 0], "no clear difference")])

@@ -81,8 +81,8 @@ def _about_clear(found: Sequence[ClientScores]) -> str:
     if all(map(right_by_client, found)):
         return (
             "A difference is clear if an exact paired test on the client’s test examples has p < 0.05, divided by the"
-            " number of clients compared. With several seeds, the test uses the mean counts, and the interval of 95 %"
-            " of the difference over the seeds must not contain 0."
+            " number of clients compared. With several seeds, the test uses the mean counts of all of them, and the"
+            " interval of 95 % of the difference over the seeds must not contain 0."
         )
     return (
         "A difference is clear if the intervals that the number of test examples of each class leaves open do not"
@@ -114,8 +114,8 @@ def _client_table(found: Mapping[str, ClientScores], metric: Metric, joined: Seq
     heads = ["Client", "Trained on", "Measured on (training)" if on_training else "Tested on", *scores]
     rows = []
     for name, counts in sizes.items():
-        told = {label: str(verdicts.get(label, {}).get(name, "")) for label in scores}
-        cells = [join(metric.shown(known.get(name)), _small(told[label])) for label, known in scores.items()]
+        told = {label: found[name].short for label, found in verdicts.items() if name in found}
+        cells = [join(metric.shown(known.get(name)), _small(told.get(label, ""))) for label, known in scores.items()]
         rows.append(_row(name, [*map(str, counts), *cells]))
     return _long(f"Each of {len(rows)} clients", heads, rows, "clients")
 

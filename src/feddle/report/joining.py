@@ -24,8 +24,11 @@ class Verdict:
     word: str  # a key of `_VERDICTS`
     detail: str = ""  # the result of the test
 
-    def __str__(self) -> str:
-        return f"{self.word}, {self.detail}" if self.detail else self.word
+    @property
+    def short(self) -> str:
+        """The verdict for a column of a table."""
+        word = {NOT_CLEAR: "not clear", TOO_FEW: "too few examples", UNKNOWN: "not known"}.get(self.word, self.word)
+        return f"{word}, {self.detail}" if self.detail else word
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from feddle.records import ClientScores, RunRecord, finite, worst_tenth
 from feddle.report.evidence import right_by_client
 from feddle.report.grid import LOCAL, Panel, is_simulation, value_in
 from feddle.report.joining import Joined, about_untested, by_name, first_runs, joined_methods, measured, names_of
-from feddle.report.markup import Markup, each, element, folded, join, table
+from feddle.report.markup import Markup, each, element, folded, join, table, unbroken
 from feddle.report.numbers import NONE
 
 _OPEN = 30  # rows of a table that is not folded
@@ -121,7 +121,7 @@ def _client_table(found: Mapping[str, ClientScores], metric: Metric, joined: Seq
 
 
 def _small(text: str) -> Markup | None:
-    return element("small", text) if text else None
+    return element("small", unbroken(text)) if text else None
 
 
 def _last_section(runs: Mapping[str, RunRecord]) -> Section:

@@ -197,8 +197,13 @@ def by_class(score: Score, names: Sequence[str]) -> Details:
 def scores_alone(history: Sequence[Mapping[str, Any]]) -> dict[int, ClientScore]:
     """The score of each client that has trained alone, from the history of `local`."""
     lines = [line["alone"] for line in history if "alone" in line]
-    columns = [(line["clients"], line["scores"], line["correct"], line["whole"]) for line in lines]
-    return {client: ClientScore(*score) for each in columns for client, *score in zip(*each, strict=True)}
+    found = {}
+    for line in lines:
+        count = len(line["scores"])
+        further = line.get("correct") or [""] * count, line.get("whole") or [None] * count  # not in earlier versions
+        for client, *score in zip(line["clients"], line["scores"], *further, strict=True):
+            found[client] = ClientScore(*score)
+    return found
 
 
 def weighted(accuracies: Tensor, counts: Tensor) -> float | None:

@@ -2,14 +2,16 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import feddle
 from command import FEDDLE, run_feddle, run_process
@@ -17,6 +19,7 @@ from feddle.cli.display import stop
 from feddle.core.errors import FeddleError
 from feddle.grids.grid import chosen, load_grid
 from feddle.reading import read_run
+from feddle.run.progress import about
 from test_report import Document, make_run
 from test_reproduce import CNN
 from tiny import TINY
@@ -66,6 +69,7 @@ def test_a_comparison_over_seeds_is_resumed(tmp_path: Path, config: Path) -> Non
         (["--seeds", "0,1", "--seed", "2"], "expected --seed or --seeds, but found both"),
         (["--methods", "fedavg,fedbuf"], "--methods: unknown name 'fedbuf'; did you mean 'fedbuff'?"),
         (["-o", "rounds=9", "-o", "clients.per_round=50"], "-o clients.per_round=50: clients: per_round is 50, but"),
+        (["--seed", "abc"], "Invalid value for '--seed': 'abc' is not a valid whole number from 0 up."),
         (["-o", "method.atlas_siz=3"], "-o method.atlas_siz=3: method: unknown key 'atlas_siz'"),
     ],
 )
@@ -74,6 +78,31 @@ def test_errors_name_the_option(tmp_path: Path, config: Path, words: list[str], 
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert refused.err.startswith(f"feddle: {said}")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_does_not_exist_cannot_be_resumed(tmp_path: Path) -> None:
+    assert f"there is no folder {tmp_path / 'nope'}; check the path" in run_feddle("resume", tmp_path / "nope").err
+
+
+def test_the_help_of_completion_has_a_line_for_each_shell() -> None:
+    lines = [line.strip() for line in run_feddle("completion", "--help").out.splitlines()]
+    assert 'bash, ~/.bashrc:  eval "$(feddle completion bash)"' in lines
+    assert 'zsh, ~/.zshrc:    autoload -U compinit && compinit && eval "$(feddle completion zsh)"' in lines
+    assert "fish, ~/.config/fish/config.fish:  feddle completion fish | source" in lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.2, "1 s"), (89, "89 s"), (240, "4 min"), (5399, "90 min"), (9000, "2.5 h")]
+)
+def test_the_time_that_is_left(seconds: float, said: str) -> None:
+    assert about(seconds) == f"about {said}"
+
+
+def test_without_a_terminal_the_lines_say_how_much_time_is_left(tmp_path: Path, config: Path) -> None:
+    done = run_feddle("run", config, "-o", "rounds=4", "-o", "evaluation.every=2", "--out", tmp_path / "run")
+    middle, end = [line for line in done.err.splitlines() if "accuracy" in line]
+    assert re.search(r"accuracy [\d.]+%  about \d+ s left$", middle)
+    assert re.search(r"accuracy [\d.]+%$", end)
 
 
 def test_a_mistake_in_the_file_is_not_blamed_on_an_option(tmp_path: Path) -> None:
@@ -99,13 +128,67 @@ def examples(features: int = 2, labels: int = 2) -> TensorDataset:
         ({"server": TensorDataset(torch.randn(0, 2), torch.arange(0))}, "simulate: server=: the data is empty"),
         ({"server": TensorDataset(torch.randn(8, 2))}, "simulate: server=: expected (input, target) pairs of tensors"),
         ({"server": examples(), "clients": [examples(), [1]]}, "simulate: clients[1]: expected a map-style"),
+        (
+            {"server": torch.randn(8, 2)},
+            "simulate: server=: expected a map-style torch Dataset of (input, target) pairs",
+        ),
+        ({"server": torch.randn(8, 2)}, "got Tensor; wrap it: TensorDataset(inputs, targets)"),
+        ({"callbacks": [3]}, "simulate: callbacks must be functions of a line of history (a dict), got 3"),
+        ({"callbacks": 3}, "simulate: callbacks must be a function or a list of functions, got 3"),
+        ({"metrics": 3}, "simulate: metrics must be names and functions, or one of them, got 3"),
+        ({"strategy": "fedavg"}, "for a method by name, method='fedavg'"),
+        ({"strategy": TensorDataset}, "got the class TensorDataset; create one: TensorDataset()"),
+        ({"strategy": 3}, "simulate: strategy must be an object with merge, got int"),
+        ({"checkpoint": {"every": 2}}, "simulate: checkpoint= needs a folder for the run; add out="),
+        ({"data": 3}, "simulate: unknown key 'data'; the known keys are seed, rounds, "),
+        ({"rounds": "ten"}, "simulate: rounds: expected a whole number, such as 10, got 'ten'"),
+        ({"training": {"lr": "high"}}, "simulate: training.lr: expected a number, such as 0.1, got 'high'"),
+        ({"clients": torch.randn(3, 2)}, "simulate: clients must be a list with one data set per client, got Tensor"),
+        ({"clients": 3}, "simulate: clients must be a list with one data set per client, got int"),
     ],
 )
 def test_errors_name_the_argument(arguments: dict[str, object], said: str) -> None:
     given = {"clients": [examples(), examples()], **arguments}
     with pytest.raises(FeddleError) as refused:
-        feddle.simulate(nn.Linear(2, 2), per_round=1, rounds=1, workers=0, **given)  # type: ignore[arg-type]
+        feddle.simulate(nn.Linear(2, 2), **{"per_round": 1, "rounds": 1, "workers": 0, **given})  # type: ignore[arg-type]
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("label", [-1, 7])
+def test_a_wrong_label_of_any_client_is_found_before_the_run(label: int) -> None:
+    wrong = TensorDataset(torch.randn(2, 2), torch.tensor([0, label]))
+    with pytest.raises(FeddleError, match=rf"simulate: clients\[2\]: Target {label} is out of bounds; check its"):
+        feddle.simulate(nn.Linear(2, 2), [examples(), examples(), wrong], method="fedavg", per_round=1)
+
+
+class Unstored(Dataset[Any]):
+    """Data whose labels are known only if its inputs are read."""
+
+    def __init__(self, inner: TensorDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wrong_label_that_is_found_late_has_the_same_remedy(workers: int) -> None:
+    clients = [examples(), Unstored(examples(labels=5))]
+    with pytest.raises(
+        FeddleError, match=r"client 1: Target \d is out of bounds; check its inputs and labels, and the m"
+    ):
+        feddle.simulate(
+            *(nn.Linear(2, 2), clients), method="fedavg", per_round=2, rounds=3, workers=workers, delays={"sigma": 0.0}
+        )
+
+
+def test_one_class_is_a_warning() -> None:
+    clients = [TensorDataset(torch.randn(4, 2), torch.zeros(4).long())] * 2
+    with pytest.warns(UserWarning, match="all labels of the clients are 0"):
+        feddle.simulate(nn.Linear(2, 2), clients, method="fedavg", per_round=1, rounds=1, workers=0)
 
 
 # Rows of a table

@@ -18,16 +18,18 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import feddle
+from command import run_feddle
 from feddle.cli.display import terminal_table
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, main_metric, reached
 from feddle.data.collection import NOBODY, Collection, Labelled, among_drawn, with_classes
 from feddle.records import summary, worst_tenth
-from feddle.report.benefits import joining
 from feddle.report.grid import grid_of_runs
+from feddle.report.joining import caveats, joined_methods, joining, untested
 from feddle.report.numbers import binomial_interval, effective_count
 from feddle.report.page import page
-from feddle.report.words import lead
+from feddle.report.warnings import warnings as found_warnings
+from feddle.report.words import headline, lead
 from feddle.run.per_client import weighted
 from feddle.run.problem import build_problem
 from feddle.run.simulate import simulated
@@ -256,6 +258,21 @@ def test_further_metrics_are_in_the_history_and_in_the_result() -> None:
     assert run.result["last"]["matthews_corrcoef"] == found["matthews_corrcoef"]
 
 
+def test_the_example_in_the_docs_runs() -> None:
+    code = Path("docs/metrics.md").read_text().split("```python\n")[1].split("```")[0]
+    data = TensorDataset(POINTS, SUM[:, None])
+    names = {"feddle": feddle, "F": F, "model": nn.Linear(3, 1), "clients": [data] * 10, "server": data, "test": data}
+    exec(compile(code, "docs/metrics.md", "exec"), names)  # noqa: S102  # our own page
+    assert len(Path("docs/metrics.md").read_text().split("```python\n")) == 2, "run the other blocks too"
+    run: Any = names["run"]
+    assert set(run.history[-1]["metrics"]) == {"neg_median_absolute_error", "bias"}
+
+
+def test_one_metric_needs_no_list() -> None:
+    run = simulated_run((SUM > 0).long(), method="fedavg", metrics=bias, rounds=1)
+    assert "bias" in run.history[-1]["metrics"]
+
+
 def test_a_metric_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_metrics.py").write_text("ONE = 1\ndef share(outputs, targets): return len(targets) / 1000\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -356,7 +373,7 @@ def test_a_reason_is_said_once_for_all_methods(tmp_path: Path) -> None:
         written(tmp_path / name, name, [{"f1": score}])
     because = "no lead is named, because one seed cannot show a difference of F1"
     grid = grid_of_runs([tmp_path / name for name in "abc"])
-    assert lead(grid) == [f"a reaches 90.0%. b (80.0%) and c (70.0%): {because}."]
+    assert lead(grid) == [f"a reaches an F1 of 90.0%. b (80.0%) and c (70.0%): {because}."]
 
 
 def clients(measured_on: str, **scores: float) -> dict[str, Any]:
@@ -393,7 +410,7 @@ def test_the_page_says_for_whom_joining_is_better(tmp_path: Path) -> None:
     written(tmp_path / "feddle", "feddle", line, clients=clients("classes", **joined), classes=classes)
     written(tmp_path / "local", "local", line, clients=clients("classes", **alone))
     folders = [tmp_path / "feddle", tmp_path / "local"]
-    assert "no clear difference for 3 of 3 clients" in joining(grid_of_runs(folders))[0], "unknown counts of classes"
+    assert "unknown number of test examples for north, south and east" in joining(grid_of_runs(folders))[0]
     for folder in folders:
         (folder / "data.json").write_text(json.dumps(data))
     grid = grid_of_runs(folders)
@@ -417,7 +434,135 @@ def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
     (told,) = joining(grid)
     assert "alone: clearly better for north; no clear difference for 2 of 3 clients." in told
+    assert headline(grid) == (
+        "feddle compared with training alone: better for 1 of 3 clients, worse for 0, no clear difference for 2"
+    )
+    text = page([grid]).replace("\N{NO-BREAK SPACE}", " ")
+    assert "7.0%<small>better, p = 0.016</small>" in text
+    assert "6.0%<small>not clear, p = 0.29</small>" in text
     assert "an exact paired test on the client’s test examples has p &lt; 0.05, divided by" in page([grid])
+
+
+def with_tests(folder: Path, method: str, right: dict[str, tuple[int, int]], seed: int = 0, **more: Any) -> Path:
+    """A run whose clients have some of their own test examples right, from the first one on."""
+    found = clients("test", **{name: count / tests for name, (count, tests) in right.items()})
+    found |= {"tested": [tests for _, tests in right.values()], **more}
+    found["correct"] = [f"{(1 << count) - 1:x}" for count, _ in right.values()]
+    written(folder, method, [{"accuracy": 0.8, "test_loss": 1.0}], clients=found)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"seed": seed, "method": {"name": method}}))
+    return folder
+
+
+def test_too_few_examples_are_no_verdict(tmp_path: Path) -> None:
+    # Two comparisons need p < 0.025. Of five examples, the smallest p is 2 · 0.5⁵ = 0.0625, of seven 2 · 0.5⁷ = 0.016.
+    runs = {"feddle": {"north": (5, 5), "south": (4, 7)}, "local": {"north": (0, 5), "south": (4, 7)}}
+    grid = grid_of_runs([with_tests(tmp_path / method, method, right) for method, right in runs.items()])
+    assert headline(grid).endswith("worse for 0, no clear difference for 1, too few test examples to tell for 1")
+    assert "too few test examples to tell for north" in joining(grid)[0]
+    assert "100.0%<small>too few examples</small>" in page([grid])
+
+
+@pytest.mark.parametrize(("right", "word"), [([20, 20, 20], "better"), ([40, 20, 0], "no clear difference")])
+def test_the_verdict_of_a_client_uses_all_seeds(tmp_path: Path, right: list[int], word: str) -> None:
+    # On average 20 gains and no loss, p < 0.001. In the second case the seeds differ: −30 to 80 points, around 25.
+    folders = []
+    for seed, count in enumerate(right):
+        folders += [
+            with_tests(tmp_path / f"feddle{seed}", "feddle", {"north": (count, 80)}, seed),
+            with_tests(tmp_path / f"local{seed}", "local", {"north": (0, 80)}, seed),
+        ]
+    (joined,) = joined_methods(grid_of_runs(folders).panels[0])
+    assert joined.verdicts["north"].word == word
+    assert joined.sentence.startswith("Over 3 seeds: feddle compared with")
+    assert joined.means[0] == pytest.approx(0.25)
+
+
+def test_clients_without_names_are_compared_for_one_seed(tmp_path: Path) -> None:
+    folders = []
+    for seed in (3, 4):
+        for method, count in (("feddle", 20), ("local", 0)):
+            folders.append(with_tests(tmp_path / f"{method}{seed}", method, {"": (count, 80)}, seed, names=[]))
+    assert joining(grid_of_runs(folders))[0].startswith("Seed 3: feddle compared with training alone: clearly better")
+
+
+def test_local_never_leads_and_its_number_has_a_caveat(tmp_path: Path) -> None:
+    # The clients' own models have every example of their client right, but a third of all test data.
+    runs = {"fedavg": (60, 80), "feddle": (70, 80), "local": (80, 80)}
+    for method, right in runs.items():
+        whole = {"whole": 1 / 3} if method == "local" else {}
+        with_tests(tmp_path / method, method, {"north": right, "south": right}, 0, **whole)
+    grid = grid_of_runs([tmp_path / method for method in runs])
+    assert list(grid.panels[0].rows)[-1] == "local"
+    said = headline(grid)
+    assert "leads" not in said
+    assert "compared with training alone: better for 0 of 2 clients, worse for 2" in said
+    (told,) = caveats(grid)
+    assert "rarely or never has to distinguish the client’s classes from those of other clients." in told
+    assert "on all test data: the clients’ own models 33.3% on average, fedavg 80.0% and feddle 80.0%." in told
+    text = page([grid])
+    assert text.index(told) < text.index("Results</h2>"), "near the headline"
+    assert '<th scope="row"><strong>' not in text
+    assert "the clients’ own models; on all test data 33.3%" in text
+    shown = run_feddle("report", *(tmp_path / method for method in runs), "--out", tmp_path / "page.html")
+    assert told in shown.out
+
+
+def test_local_measures_its_models_on_all_test_data() -> None:
+    # Each client has one class. Its own model learns to answer it always: right for the client, and for half of all.
+    data = TensorDataset(torch.ones(40, 3), torch.arange(40) // 20)
+    shares: Any = feddle.by_client(data, ["a"] * 20 + ["b"] * 20)
+    method, training = {"name": "local", "epochs": 60}, {"lr": 0.5}
+    plan: Any = {"method": method, "training": training, "rounds": 1, "per_round": 1, "workers": 0}
+    run = feddle.simulate(nn.Linear(3, 2), shares, test=shares, **plan)
+    assert run.result["clients"]["scores"] == [1.0, 1.0]
+    assert run.result["clients"]["whole"] == 0.5
+
+
+def test_clients_without_test_examples_are_named(tmp_path: Path) -> None:
+    points, labels = torch.randn(40, 3), torch.arange(40) % 2
+    owners = ["north"] * 15 + ["south"] * 15 + ["west"] * 10
+    test = feddle.by_client(TensorDataset(points[:30], labels[:30]), owners[:30])
+    run = feddle.simulate(
+        nn.Linear(3, 2),
+        feddle.by_client(TensorDataset(points, labels), owners),
+        test=test,
+        out=tmp_path / "run",
+        method="fedavg",
+        rounds=1,
+        per_round=1,
+        workers=0,
+    )
+    assert run.result["clients"]["untested"] == {"west": 10}
+    grid = grid_of_runs([tmp_path / "run"])
+    said = "Without a test example, so nothing can be said about it: west."
+    assert untested(grid) == [said]
+    text = page([grid])
+    assert said in text
+    assert '<th scope="row">west</th><td>10</td><td>0</td><td>–</td>' in text
+    assert said in run_feddle("report", tmp_path / "run", "--out", tmp_path / "page.html").out
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([0.1, 0.5, 0.55, 0.6, 0.65, 0.7], "a (+20.0 points in the last five evaluations)"),
+        ([0.5, 0.6, 0.55, 0.65, 0.7], "a (+20.0 points in the last five evaluations)"),  # one of ten pairs falls
+        ([0.5, 0.55, 0.6, 0.65], ""),  # four evaluations are too few
+        ([0.5, 0.6, 0.7, 0.7, 0.7], ""),  # it has stopped
+        ([0.70, 0.702, 0.704, 0.706, 0.708], ""),  # less than a point
+        ([0.3, 0.7, 0.5, 0.6, 0.71], ""),  # up and down
+    ],
+)
+def test_a_run_that_still_improves_is_a_warning(tmp_path: Path, values: list[float], told: str) -> None:
+    grid = grid_of_runs([written(tmp_path / "a", "a", [{"accuracy": value} for value in values])])
+    expected = [f"Still improving at the last evaluation; use more rounds: {told}."] if told else []
+    assert [text for text in found_warnings(grid) if "improving" in text] == expected
+    assert all(text in page([grid]) for text in expected)
+
+
+def test_an_error_that_still_falls_is_a_warning(tmp_path: Path) -> None:
+    grid = grid_of_runs([written(tmp_path / "a", "a", [{"mae": 9 - number} for number in range(5)])])
+    assert "a (−4 in the last five evaluations)" in " ".join(found_warnings(grid))
 
 
 @pytest.mark.parametrize(
@@ -450,8 +595,8 @@ def test_local_on_training_data_is_marked_and_never_leads(tmp_path: Path) -> Non
     text = page([grid]).replace("\N{NO-BREAK SPACE}", " ")
     assert '<th scope="col">Measured on (training)</th>' in text
     assert "<small>measured on training examples</small>" in text
-    assert "local reaches a mean absolute error of 1 on training examples." in text
-    assert "because local is measured on training examples" in text
+    assert "<h1>feddle reaches a mean absolute error of 2</h1>" in text
+    assert "local: each client’s own model is measured on the examples of that client only." in text
 
 
 def test_the_worst_tenth_needs_ten_clients_and_twenty_examples() -> None:

@@ -264,7 +264,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "missing label": (lambda f: broken_table(f, cell(3, 1, " ")), "line 4 has no label; fill it in"),
     "missing client": (
         lambda f: broken_table(f, cell(5, 2, "")),
-        "the training image 4 (from 0) belongs to no client; name its client, or use data.partition: dirichlet",
+        "line 6 has no client; name its client, leave it out, or set data.partition to dirichlet",
     ),
     "two columns": (lambda f: broken_table(f, cell(0, 2, "label")), "has two columns 'label'; rename one of them"),
     "short row": (lambda f: broken_table(f, lambda rows: rows[2].pop()), "line 3 has 2 values, but the header names 3"),

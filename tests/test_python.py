@@ -1,5 +1,6 @@
 """The Python interface: progress, folders, callbacks, early stopping, and what a run shows of itself."""
 
+import html
 import inspect
 import json
 import sys
@@ -167,6 +168,35 @@ def test_a_run_is_saved_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
         simulate(out="kept")
     Path("kept/result.json").write_text(json.dumps(run.result))
     assert feddle.write_report(["kept"], "page.html").read_text() == Path("kept/report.html").read_text()
+
+
+def test_the_page_shows_the_call_that_repeats_a_run(tmp_path: Path) -> None:
+    run = simulate(out=tmp_path / "run", checkpoint={"every": 2}, method={"name": "feddle", "atlas_size": 7}, seed=3)
+    page = html.unescape(run.report().read_text()).split("Run again")[1]
+    call = (
+        "feddle.simulate(model, clients, server=server, test=test, method={'name': 'feddle', 'atlas_size': 7}, "
+        f"per_round=2, seed=3, rounds=6, evaluation={{'every': 1}}, delays={{'sigma': 1.0}}, out='{tmp_path}/run')"
+    )
+    assert call in page
+    assert "the same call with the same out= continues a stopped run and loads a finished one" in page
+    assert "feddle run" not in page
+    assert 'feddle.simulate(…, method="local")' in html.unescape((tmp_path / "run" / "report.html").read_text())
+    again = html.unescape(simulate().report(tmp_path / "page.html").read_text())
+    assert "feddle run" not in again
+    assert "delays={'sigma': 1.0})</code>" in again, "no out=, since the run is in no folder"
+    assert feddle.write_report(str(tmp_path / "run"), tmp_path / "one.html").is_file()
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().split("simulation:")[0] + "simulation: started by feddle.simulate\n")
+    assert simulate(out=tmp_path / "run", method={"name": "feddle", "atlas_size": 7}, seed=3).result == run.result
+    older = html.unescape(feddle.write_report([tmp_path / "run"], tmp_path / "two.html").read_text())
+    assert f"feddle.simulate(model, clients, …, out='{tmp_path}/run')" in older
+
+
+@pytest.mark.parametrize("name", ["Config", "Job", "Layout", "Update"])
+def test_help_names_every_field(name: str) -> None:
+    thing = getattr(feddle, name)
+    documented = inspect.getdoc(thing) or ""
+    assert [field for field in inspect.signature(thing).parameters if field not in documented] == []
 
 
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")

@@ -420,9 +420,42 @@ def test_curves_have_a_legend_and_values_best_first(tmp_path: Path) -> None:
 
 def test_local_is_no_curve(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, name, [0.5]) for name in ("fedavg", "local")]
-    said = "local: mean of the clients’ own models"
+    said = "local: mean of the clients’ own models, the dashed line"
     assert said in written(runs, tmp_path / "both")
+    assert written(runs, tmp_path / "both").count('<g class="d0 s1 level">') == 2  # wide and narrow
     assert said not in written(runs[:1], tmp_path / "one")
+
+
+def test_of_many_curves_the_best_are_drawn(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / f"r{at:02}", f"r{at:02}", [0.1, at / 100]) for at in range(30)]
+    html = written(runs, tmp_path / "page")
+    assert "The best 10 of 30 curves, by their last value; the table below has all values." in html
+    legend = re.findall(r"</svg>(r\d\d)</li>", html)
+    assert legend == [f"r{at}" for at in range(29, 19, -1)]
+    heads = html.split("Values as a table")[1].split("</thead>")[0]
+    assert re.findall(r">(r\d\d)<", heads) == [f"r{at:02}" for at in range(29, -1, -1)]
+
+
+def test_anchors_have_the_names_of_their_clients(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", coefficients=[0.5, -0.25])
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"anchor_clients": [3, 4], "anchor_versions": [0, 1]}
+    (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "data.json").write_text(json.dumps({"shown": [3], "names": ["north"], "counts": [[1]]}))
+    html = written([folder], tmp_path / "page")
+    assert "from −0.25 (client 4, version 1) to 0.5 (north, version 0)" in html
+
+
+def test_labels_are_called_labels(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a", "a", [0.5])
+    (folder / "history.jsonl").write_text(json.dumps({"round": 1, "f1": 0.4}) + "\n")
+    classes = {"names": ["cat", "dog"], "accuracy": [0.5, 0.5], "f1": [0.4, 0.4]}
+    (folder / "result.json").write_text(json.dumps({"metric": "f1", "f1": 0.4, "finished": True, "classes": classes}))
+    html = written([folder], tmp_path / "page")
+    assert "<h1>a reaches an F1 of 40.0%</h1>" in html
+    assert '<h2>Labels</h2><p class="quiet">F1 of each label.' in html
+    assert '<th scope="col">Label</th>' in html
 
 
 def test_local_has_no_row_in_the_table_of_costs(tmp_path: Path) -> None:
@@ -462,7 +495,10 @@ def test_a_shortened_history_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_table_without_numbers_of_examples_says_why(tmp_path: Path) -> None:
     shown = run_feddle("report", make_run(tmp_path / "a", tests=0), "--out", tmp_path / "report.html")
-    assert "data.json is missing or damaged, so the numbers of examples are unknown." in shown.out
+    assert "no data.json, which earlier versions of feddle did not write, so the numbers of examples are" in shown.out
+    (tmp_path / "a" / "data.json").write_text("{")
+    shown = run_feddle("report", tmp_path / "a", "--out", tmp_path / "report.html")
+    assert "data.json is damaged, so the numbers of examples are unknown." in shown.out
 
 
 def test_text_from_files_is_escaped(tmp_path: Path) -> None:
@@ -691,7 +727,7 @@ def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(FeddleError, match="Is a directory"):
         write_report(runs, tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(FeddleError, match="name another one"):
+    with pytest.raises(FeddleError, match="name a file in a folder that you may write to"):
         write_report(runs, tmp_path / "file" / "report.html")
 
 

@@ -107,6 +107,8 @@ class ClientScores(TypedDict):
     correct: NotRequired[list[Hex]]  # which of its own test examples are right
     mean: Number
     worst_tenth: Number
+    whole: NotRequired[Number]  # of `local`: the mean over the clients of their models' scores on all test data
+    untested: NotRequired[dict[Text, int]]  # clients without a test example, and their training examples
 
 
 class ClassScores(TypedDict, total=False):

@@ -18,10 +18,10 @@ from feddle.core.errors import one_line
 from feddle.core.metrics import reached
 from feddle.reading import parse_line, read_result, read_status
 from feddle.records import HISTORY, Status
-from feddle.report.benefits import joining
 from feddle.report.grid import Grid, Panel
+from feddle.report.joining import caveats, joining, untested
 from feddle.report.numbers import duration
-from feddle.report.setting import UNKNOWN_EXAMPLES, examples, remarks
+from feddle.report.setting import examples, remarks, unknown_examples
 from feddle.report.tables import QUICK, footnotes, results
 from feddle.report.warnings import warnings
 from feddle.report.words import lead
@@ -63,12 +63,13 @@ def print_grid(grid: Grid) -> None:
     for panel in grid.panels:
         if panel.runs:
             Console().print(terminal_table(grid, panel))
-            click.echo(examples(panel.runs) or UNKNOWN_EXAMPLES)
+            click.echo(examples(panel.runs) or unknown_examples(panel.runs))
     for cell in grid.cells:
         for remark in dict.fromkeys(text for run in cell.runs for text in remarks(run)):
             click.echo(f"{cell.name}: {remark}")
-    sentences = lead(grid) if len(grid.cells) > 1 else []  # for a single run the table is enough
-    sentences += joining(grid)
+    sentences = [*joining(grid), *caveats(grid)]
+    sentences += lead(grid) if len(grid.cells) > 1 else []  # for a single run the table is enough
+    sentences += untested(grid)
     alerts = [f"Warning: {text}" for text in warnings(grid)]
     for text in (*footnotes(grid), *([QUICK] if grid.quick else []), *alerts, *sentences):
         click.echo(text)

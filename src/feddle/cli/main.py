@@ -296,7 +296,12 @@ def fetch_weights(name: str, folder: Path | None, quiet: bool) -> None:
 def completion(shell: str) -> None:
     """Print a script that completes commands and options in SHELL.
 
-    To turn it on in bash or zsh: eval "$(feddle completion bash)". In fish: feddle completion fish | source
+    To turn it on, add a line to the file that your shell reads when it starts:
+
+    \b
+    bash, ~/.bashrc:  eval "$(feddle completion bash)"
+    zsh, ~/.zshrc:    autoload -U compinit && compinit && eval "$(feddle completion zsh)"
+    fish, ~/.config/fish/config.fish:  feddle completion fish | source
     """
     kind = get_completion_class(shell)
     assert kind is not None

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from feddle.run.plan import Config
 
 PATH = click.Path(path_type=Path)
+SEED = click.IntRange(0, 2**63 - 1)
+SEED.name = "whole number from 0 up"  # for the message about any other text
 folder_argument = click.argument("folder", metavar="DIR", type=PATH)
 overrides_option = click.option(
     "-o", "--override", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a config key: -o rounds=50"
@@ -81,6 +83,6 @@ def load_options(command: Callable[..., None]) -> Callable[..., None]:
         "Your own data: a .csv with the columns path, label and client, a .npz file, a folder of images or a Hugging"
         " Face dataset on disk. CONFIG may then be omitted."
     )
-    seed = click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The seed; it replaces the seed in CONFIG.")
+    seed = click.option("--seed", type=SEED, metavar="NUMBER", help="The seed; it replaces the seed in CONFIG.")
     config = click.argument("config", type=PATH, required=False)
     return config(click.option("--data", type=PATH, help=own_data)(overrides_option(seed(quiet_option(command)))))

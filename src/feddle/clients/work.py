@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job, Update
 from feddle.core.seeds import seed_for, torch_generator
@@ -34,4 +35,8 @@ class ClientWork:
         if self.augment is not None:
             generator = torch_generator(seed_for(self.seed, "augment", job.client, job.number))
             examples = Augmented(examples, self.augment, generator)
-        return train_client(self.model, self.layout, start, examples, self.recipe, job, seed, self.loss)
+        try:
+            return train_client(self.model, self.layout, start, examples, self.recipe, job, seed, self.loss)
+        except IndexError as error:  # a label that the model has no output for
+            remedy = "check its inputs and labels, and the model's outputs"
+            raise FeddleError(f"client {job.client}: {one_line(str(error).rstrip('.'))}; {remedy}") from error

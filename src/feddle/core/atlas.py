@@ -173,6 +173,7 @@ class Atlas:
 
     A full atlas replaces the anchor with the smallest score (`importance`) or the oldest one (`fifo`). An anchor has no
     score until its first search and is not replaced before that. If every anchor is new, the oldest is replaced.
+    `len(atlas)` is the number of anchors. docs/methods.md has an example.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
 from feddle.core.errors import FeddleError, did_you_mean, one_line
@@ -33,7 +34,9 @@ def imported(path: str) -> Any:
         raise FeddleError(f"cannot import {path!r}: {error_text(error)}; correct that module") from error
     for part in name.split("."):
         if not hasattr(found, part):
-            known = [each for each in dir(found) if not each.startswith("_")]
+            known = [
+                n for n in dir(found) if not n.startswith("_") and not isinstance(getattr(found, n, None), ModuleType)
+            ]
             hint = did_you_mean(part, known, "check the name after the colon")
             raise FeddleError(f"cannot import {path!r}: {module} has no {part!r}; {hint}")
         found = getattr(found, part)

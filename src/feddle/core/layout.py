@@ -41,9 +41,12 @@ class Slot:
 class Layout:
     """The flat vector of a module's trainable parameters, in model order, body before head.
 
-    The head begins at `head_start`, which is d if there is none. Floating-point buffers (BatchNorm statistics) form a
-    second vector; integer counters are not included.
-    Two models have the same `digest` if and only if their updates can be added.
+    parameters: the name, shape and start of each trainable parameter in the vector (d,).
+    buffers: those of the floating-point buffers (BatchNorm statistics), which form a second vector (b,). Integer
+        counters are not included.
+    head_start: where the head begins; d if there is none.
+    head_name: the name of the head's module.
+    digest: two models have the same one if and only if their updates can be added.
     """
 
     parameters: tuple[Slot, ...]

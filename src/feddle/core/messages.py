@@ -11,7 +11,12 @@ from feddle.core.layout import Weights
 
 @dataclass(frozen=True)
 class Job:
-    """One client's `number`-th training, from one version of the model."""
+    """One training of one client.
+
+    client: the number of the client.
+    number: how many jobs it had before.
+    version: the version of the model that it starts from.
+    """
 
     client: int
     number: int
@@ -20,14 +25,22 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """A client's result: `delta` (d,) is its final minus its initial parameters; `buffers` (b,) are its statistics."""
+    """A client's result.
+
+    job: the job that it belongs to.
+    delta: the final minus the initial parameters (d,), in the order of the `Layout`.
+    buffers: the running statistics of the final model (b,).
+    num_examples: how many examples the client has.
+    metrics: `loss`, the mean training loss.
+    digest: that of the layout of `delta` and `buffers`.
+    """
 
     job: Job
     delta: Tensor
     buffers: Tensor
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    digest: str = ""  # of the layout of delta and buffers
+    digest: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,6 +73,7 @@ class Collection:
     server: Labelled | None = None  # the server's own images, of the same classes; without them it takes some of `test`
     names: tuple[str, ...] = ()  # of the classes; empty if they have only numbers
     client_names: Sequence[str] = ()
+    unowned: str = ""  # where the first training row without a client is, such as `line 7`, if some rows have one
 
 
 def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
@@ -135,8 +136,9 @@ def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
     owners = collection.train.owners
     assert owners is not None
     if (owners == NOBODY).any():
-        row = f"{collection.name}: the training image {int((owners == NOBODY).nonzero()[0])} (from 0)"
-        raise FeddleError(f"{row} belongs to no client; name its client, or use data.partition: dirichlet")
+        row = collection.unowned or f"the training image {int((owners == NOBODY).nonzero()[0])} (from 0)"
+        remedy = "name its client, leave it out, or set data.partition to dirichlet"
+        raise FeddleError(f"{collection.name}: {row} has no client; {remedy}")
     present = np.unique(owners.numpy())
     drawn = torch.from_numpy(np.sort(numpy_generator(seed).permutation(present)[:count]))
     train = collection.train.select(torch.isin(owners, drawn).nonzero().flatten())

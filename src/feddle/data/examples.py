@@ -158,9 +158,12 @@ def as_examples(data: Examples | Dataset[Any]) -> Examples:
     """Wrap a torch dataset; other examples are returned unchanged."""
     if isinstance(data, Dataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return FromDataset(data)
-    if hasattr(data, "take") and hasattr(data, "__len__"):
+    is_tensor = isinstance(data, Tensor)  # which has `take` too
+    if hasattr(data, "take") and hasattr(data, "__len__") and not is_tensor:
         return data
-    raise FeddleError(f"expected a map-style torch Dataset of (input, target) pairs, got {type(data).__name__}")
+    remedy = "; wrap it: TensorDataset(inputs, targets)" if is_tensor else ""
+    found = f"got {type(data).__name__}{remedy}"
+    raise FeddleError(f"expected a map-style torch Dataset of (input, target) pairs, {found}")
 
 
 def are_finite(examples: Examples) -> bool:

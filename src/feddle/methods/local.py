@@ -81,7 +81,8 @@ class Local:
                 self.state.scores.append(score.value)
                 self.state.weights.append(float(self.alone.weight(client)))
         values, correct = [score.value for score in scores], [score.correct for score in scores]
-        notes: dict[str, Any] = {"alone": {"clients": due, "scores": values, "correct": correct}}
+        whole = [score.whole for score in scores]
+        notes: dict[str, Any] = {"alone": {"clients": due, "scores": values, "correct": correct, "whole": whole}}
         if round == self.rounds and self.state.scores:
             notes[self.alone.metric.name] = fmean(self.state.scores, self.state.weights)
         return Merged(model, notes)

@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from feddle.report.axes import Axis, Size, drawing, frame, margin_for, round_axis, thinned, value_axis
 from feddle.report.markup import Markup, each, element, folded, join, table
 from feddle.report.numbers import NONE, counted
 
 COLOURS, DASHES = 6, 4  # `.s0` and `.d0` ff. in page.css; further lines repeat the colours with another dash pattern
+_BEST = 10  # curves of a chart that has too many
 
 
 def _sizes(wide: float, narrow: float) -> tuple[Size, Size]:
@@ -29,25 +30,36 @@ class Curve:
     points: list[tuple[int, float]]
     band: list[tuple[int, float, float]] = field(default_factory=list)
     stands_out: bool = False
+    is_level: bool = False  # a single value that belongs to no round, drawn as a line
 
     @property
     def kind(self) -> str:
         """The classes of its elements, for colour and dashes."""
-        return f"d{self.index // COLOURS % DASHES} s{self.index % COLOURS}{' first' if self.stands_out else ''}"
+        marks = (" first" if self.stands_out else "") + (" level" if self.is_level else "")
+        return f"d{self.index // COLOURS % DASHES} s{self.index % COLOURS}{marks}"
 
 
-def curve_chart(curves: Sequence[Curve], caption: str = "", unit: str = "%", chance: float | None = None) -> Markup:
+def curve_chart(
+    curves: Sequence[Curve], caption: str = "", unit: str = "%", chance: float | None = None, *, higher: bool = True
+) -> Markup:
     """A legend, the curves in both sizes and their values as a table, highest last value first.
 
     `unit` is `%` or empty. Percentages start at 0, so that differences do not look larger than they are. `chance` is
-    drawn as a line.
+    drawn as a line. Of more curves than there are styles, the best are drawn; `higher` says which values are better.
     """
     curves = sorted(curves, key=lambda curve: curve.points[-1][1], reverse=True)
+    drawn = curves
+    if len(curves) > COLOURS * DASHES:
+        best = curves[:_BEST] if higher else curves[-_BEST:]
+        drawn = [replace(curve, index=at) for at, curve in enumerate(best)]
+        curves = [*best, *(curve for curve in curves if curve not in best)]  # page.js takes the first ones as drawn
+        said = f"The best {_BEST} of {len(curves)} curves, by their last value; the table below has all values."
+        caption = f"{caption}. {said}" if caption else said
     return element(
         "figure",
         element("figcaption", caption) if caption else None,
-        element("ul", *map(_legend_item, curves), class_="legend"),
-        *(_draw_curves(curves, size, unit, chance) for size in _sizes(380, 300)),
+        element("ul", *map(_legend_item, drawn), class_="legend"),
+        *(_draw_curves(drawn, size, unit, chance) for size in _sizes(380, 300)),
         element("div", class_="readout", hidden="hidden"),
         _values_table(curves, unit),
         class_="accuracy",
@@ -111,6 +123,10 @@ def _band(curve: Curve, x: Axis, y: Axis) -> Markup:
 
 def _line(curve: Curve, x: Axis, y: Axis) -> Markup:
     at, value = curve.points[-1]
+    if curve.is_level:
+        return element(
+            "g", element("path", d=_path([(0, value), (int(x.high), value)], x, y), class_="line"), class_=curve.kind
+        )
     line = element("path", d=_path(curve.points, x, y), class_="line")
     end = element("circle", cx=x.place(at), cy=y.place(value), r=3, class_="dot")
     return element("g", line, end, class_=curve.kind)

@@ -1,6 +1,6 @@
 """The coefficients of a run's searches as heat maps over rounds: by anchor, and by block."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from statistics import fmean
@@ -22,7 +22,7 @@ class _Search:
 
     round: int
     values: Sequence[float] = ()  # one for each anchor
-    origins: Sequence[tuple[int, int]] = ()  # client and version of each anchor
+    origins: Sequence[tuple[str, int]] = ()  # client and version of each anchor
     means: Sequence[float] = ()  # of each block, over the anchors
     server: float | None = None  # of the server's own update; of several blocks, the mean
 
@@ -30,7 +30,8 @@ class _Search:
 def coefficient_figures(run: RunRecord, title: str) -> Markup | None:
     """The heat maps of a run; None if it has no search."""
     names: list[str] = next((line["blocks"] for line in reversed(run.history) if "blocks" in line), [])
-    searches = [found for line in run.history if (found := _search(line, names))]
+    known = dict(zip(run.data.get("shown", []), run.data.get("names", []), strict=False))
+    searches = [found for line in run.history if (found := _search(line, names, known))]
     if not searches:
         return None
     wide = -(-searches[-1].round // _MOST_COLUMNS)  # rounds of a column, which shows the last search in them
@@ -47,12 +48,16 @@ def coefficient_figures(run: RunRecord, title: str) -> Markup | None:
     return join(anchors, _block_figure(shown, names, server, title, wide))
 
 
-def _search(line: HistoryLine, names: Sequence[str]) -> _Search | None:
-    """The search of a round; None if it had no anchors. Lists that do not fit each other are ignored."""
+def _search(line: HistoryLine, names: Sequence[str], known: Mapping[int, str]) -> _Search | None:
+    """The search of a round; None if it had no anchors. Lists that do not fit each other are ignored.
+
+    `names` are those of the blocks, and `known` those of clients.
+    """
     values, rows, server = line.get("coefficients"), line.get("block_coefficients", []), line.get("server_coefficient")
     if not values or line["round"] < 1:
         return None
-    clients, versions = line.get("anchor_clients", []), line.get("anchor_versions", [])
+    numbers, versions = line.get("anchor_clients", []), line.get("anchor_versions", [])
+    clients = [known.get(number, f"client {number}") for number in numbers]
     origins = list(zip(clients, versions, strict=True)) if len(clients) == len(versions) == len(values) else []
     fits = names and line.get("blocks") == names and all(len(row) == len(names) for row in rows)
     if not fits or len(rows) not in (len(values), len(values) + 1):
@@ -102,7 +107,7 @@ def _with_origin(search: _Search, value: float) -> str:
     if not search.origins:
         return number(value)
     client, version = search.origins[search.values.index(value)]
-    return f"{number(value)} (client {client}, version {version})"
+    return f"{number(value)} ({client}, version {version})"
 
 
 def _block_figure(shown: Sequence[_Search], names: Sequence[str], server: Rows, title: str, wide: int) -> Markup:

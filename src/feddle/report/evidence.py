@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from feddle.core.metrics import ACCURACY, Metric
 from feddle.records import ClientScores, RunRecord, finite
-from feddle.report.grid import HOW, LOCAL, Cell, Grid, Panel
+from feddle.report.grid import HOW, LOCAL, Cell, Grid, Panel, is_local
 from feddle.report.numbers import Spread, counted, in_sentence, listed
 
-_LEVEL = 0.05  # a p-value below it supports a difference
+LEVEL = 0.05  # a p-value below it supports a difference
 _FEWEST_ROUNDS = 20  # of a run that may win
 _FREE = (*HOW, "method", "strategy", "metrics", "device")  # keys of configs that may differ
 # Student's t for an interval of 95 %, by degrees of freedom from 1; the last one is used for more, which is careful.
@@ -54,7 +54,9 @@ class Standing:
 def standing(grid: Grid, panel: Panel, column: int) -> Standing:
     """The methods of a column, and whether the first one leads."""
     cells = {row: cell for row, cell in panel.column(column).items() if cell.accuracy}
-    order = best_first({row: spread for row, cell in cells.items() if (spread := cell.accuracy)})
+    # A client's own model has an easier task than one model for all, so `local` takes no part if there are others.
+    compared = {row: cell for row, cell in cells.items() if not is_local(cell)} or cells
+    order = best_first({row: spread for row, cell in compared.items() if (spread := cell.accuracy)})
     first, *others = order or [""]
     against = {row: difference(cells[first], cells[row]) for row in others}
     return Standing(order, against, _obstacle(grid, list(cells.values())))
@@ -186,7 +188,7 @@ def differs(more: int, less: int, comparisons: int = 1) -> bool:
 
     The level is divided by the number of comparisons (Bonferroni).
     """
-    return exact_p(more, less) < _LEVEL / comparisons
+    return exact_p(more, less) < LEVEL / comparisons
 
 
 def exact_p(more: int, less: int) -> float:
@@ -208,10 +210,15 @@ def _over_seeds(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) ->
     values = [scale * (a - b) for a, b in scores if a is not None and b is not None]
     if len(values) < 2:
         return False, "unknown"
-    half = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1] * stdev(values) / sqrt(len(values))
-    low, high = fmean(values) - half, fmean(values) + half
+    low, high = interval_over_seeds(values)
     shown = f"{max(low, -100):.1f} to {min(high, 100):.1f} points" if metric.share else f"{low:.3g} to {high:.3g}"
     return low > 0, shown.replace("-", "−")
+
+
+def interval_over_seeds(values: Sequence[float]) -> tuple[float, float]:
+    """The interval of 95 % (Student's t) of the mean of two or more values."""
+    half = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1] * stdev(values) / sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
 
 
 def p_words(p: float) -> str:

@@ -134,6 +134,11 @@ class Panel:
         return next((run.metric for run in self.runs), ACCURACY)
 
 
+def is_simulation(run: RunRecord) -> bool:
+    """Whether the run was started from Python with `simulate`."""
+    return "simulation" in run.config
+
+
 def is_local(cell: Cell) -> bool:
     """Whether its clients train alone, so that the server has no rounds."""
     return bool(cell.runs) and all(run.method == LOCAL for run in cell.runs)
@@ -211,8 +216,17 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     record: GridRecord = {"grid": "runs", "axes": {"method": [{"value": c.name, "words": c.name} for c in cells]}}
     panels = _panels(record, cells)
     named = [(cell.name, run) for cell in cells for run in cell.runs]
-    commands = [(name, shlex.join(["feddle", "run", str(run.folder / CONFIG)])) for name, run in named]
+    commands = [(name, _command(run)) for name, run in named]
     return Grid(cells[0].runs[0].folder.parent, record, panels, cells, commands)
+
+
+def _command(run: RunRecord) -> str:
+    """The command that repeats a run, or the call in Python."""
+    if not is_simulation(run):
+        return shlex.join(["feddle", "run", str(run.folder / CONFIG)])
+    call = str(run.config["simulation"])
+    earlier = f"feddle.simulate(model, clients, …, out={str(run.folder)!r})"  # versions that did not record the call
+    return call if call.startswith("feddle.simulate(") else earlier
 
 
 def _run_folders(folders: Sequence[Path]) -> list[Path]:
@@ -290,10 +304,12 @@ def _panel(record: GridRecord, cells: Sequence[Cell]) -> Panel:
     return Panel(title, rows, columns, heads, placed, row_axis)
 
 
-def _goodness(cell: Cell) -> tuple[bool, float]:
-    """A key that sorts cells from worst to best; those without an evaluation are first."""
+def _goodness(cell: Cell) -> tuple[bool, bool, float]:
+    """A key that sorts cells from worst to best; those without an evaluation are first, then `local`."""
     found = cell.accuracy
-    return (False, 0.0) if found is None else (True, found.mean if cell.metric.higher else -found.mean)
+    if found is None:
+        return False, False, 0.0
+    return True, not is_local(cell), found.mean if cell.metric.higher else -found.mean
 
 
 def _head(words: str, axis: str, value: Any, cells: Sequence[Cell]) -> str:

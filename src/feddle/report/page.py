@@ -14,7 +14,8 @@ from feddle.report.benefits import benefits
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.clients import client_figures
 from feddle.report.coefficients import coefficient_figures
-from feddle.report.grid import CENTER, LOCAL, Grid, Panel, is_local, read_grids
+from feddle.report.grid import CENTER, LOCAL, Grid, Panel, is_local, is_simulation, read_grids
+from feddle.report.joining import caveats
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
 from feddle.report.numbers import NONE, counted, listed
 from feddle.report.setting import differences, discards_late, examples, really_run, setting, versions
@@ -40,17 +41,21 @@ def write_document(text: str, out: Path) -> Path:
         write_whole(out, text.encode("utf-8", "replace"), sync=False, contested=True)
     except OSError as error:
         raise FeddleError(
-            f"{out}: expected to write a file there, but {error.strerror}; name another one, such as report.html"
+            f"{out}: expected to write a file there, but {error.strerror}; name a file in a folder that you may write"
+            " to (--out, in Python out=)"
         ) from error
     return out
 
 
-def write_report(runs: Sequence[Path | str], out: Path | str = "report.html", target: float | None = None) -> Path:
-    """Write one page about `runs`, which are folders of runs, comparisons or grids, to the file `out`.
+def write_report(
+    runs: Path | str | Sequence[Path | str], out: Path | str = "report.html", target: float | None = None
+) -> Path:
+    """Write one page about `runs`, which are folders (or one) of runs, comparisons or grids, to the file `out`.
 
     With `target`, an accuracy from 0 to 1, the page shows the cost to reach it. Returns the path of the page.
     """
-    return write_document(page(read_grids([Path(run) for run in runs]), target), Path(out))
+    folders = [runs] if isinstance(runs, str | Path) else runs
+    return write_document(page(read_grids([Path(run) for run in folders]), target), Path(out))
 
 
 def page(grids: Sequence[Grid], target: float | None = None, *, live: bool = False) -> str:
@@ -67,7 +72,9 @@ def _grid(grid: Grid, target: float | None) -> list[Markup | None]:
     shown = [panel for panel in grid.panels if panel.runs]
     sections = [section for panel in shown for section in _panel(grid, panel, target)]
     again = "Finished runs are not run again; stopped runs continue. The same cell and seed give the same number. "
-    note = (again if "cells" in grid.record else "") + versions(grid.runs)
+    called = "In Python, the same call with the same out= continues a stopped run and loads a finished one. "
+    note = called if any(map(is_simulation, grid.runs)) else again if "cells" in grid.record else ""
+    note += versions(grid.runs)
     return [_opening(grid), *sections, _left_out(grid), _configs(grid), commands_section(grid.commands, note.strip())]
 
 
@@ -75,7 +82,11 @@ def _opening(grid: Grid) -> Markup:
     record = grid.record
     name = f"{record['grid']}: {record['title']}" if "title" in record else ""
     alerts = [*([QUICK] if grid.quick else []), *warnings(grid)]
-    texts = {"alert": alerts, "lead": [" ".join(lead(grid))], "quiet": [setting(grid.runs), record.get("note", "")]}
+    texts = {
+        "alert": alerts,
+        "lead": [*caveats(grid), " ".join(lead(grid))],
+        "quiet": [setting(grid.runs), record.get("note", "").replace("`", "")],
+    }
     return element(
         "header",
         paragraph(name, "quiet"),
@@ -125,7 +136,9 @@ def _about_curves(panel: Panel) -> str:
     counts = {len(cell.runs) for cell in panel.cells.values() if cell.runs}
     alone = listed([panel.rows[row] for (row, _), cell in panel.cells.items() if is_local(cell)] or [LOCAL])
     bands = {
-        f"{alone}: mean of the clients’ own models, which is no curve.": any(map(is_local, panel.cells.values())),
+        f"{alone}: mean of the clients’ own models, the dashed line, since they have no rounds.": any(
+            map(is_local, panel.cells.values())
+        ),
         "Lines are means over seeds, bands are their range.": max(counts) > 1,
         "The band of one seed is the interval of 95 % that the number of test examples leaves open.": 1 in counts
         and of_accuracy,
@@ -178,7 +191,8 @@ def _curves(grid: Grid, panel: Panel) -> list[Markup]:
         curves = _lines(panel, column)
         if any(curve.label != panel.rows.get(CENTER) for curve in curves):
             unit = "%" if panel.metric.share else ""
-            charts.append(curve_chart(curves, head, unit=unit, chance=panel.guess(column)))
+            chance, higher = panel.guess(column), panel.metric.higher
+            charts.append(curve_chart(curves, head, unit=unit, chance=chance, higher=higher))
         for key in grid.record.get("figure", []):
             curves = _lines(panel, column, key) if key in _QUANTITIES else []
             caption = ". ".join(filter(None, (head, _QUANTITIES.get(key))))
@@ -198,7 +212,8 @@ def _lines(panel: Panel, column: int, key: str | None = None) -> list[Curve]:
         cell = panel.at(row, column)
         points, band = cell.curve(key)
         if points:
-            found.append(Curve(index, label, points, band, row == CENTER))
+            alone = is_local(cell)
+            found.append(Curve(index, label, points, [] if alone else band, row == CENTER, alone))
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Literal
 
-from feddle.records import Refusal, RunRecord, finite
+from feddle.records import DATA, Refusal, RunRecord, finite
 from feddle.report.grid import Panel, value_in
 from feddle.report.numbers import listed
 
@@ -24,7 +24,6 @@ _FACTS = {
     "server labels": ("{data.server.label_noise:%} of the server’s labels wrong",),
     "privacy": ("privacy noise z = {privacy.noise_multiplier}",),
 }
-UNKNOWN_EXAMPLES = "data.json is missing or damaged, so the numbers of examples are unknown."
 _KEY = re.compile(r"\{([\w.]+)(:%)?\}")
 
 
@@ -89,6 +88,15 @@ def examples(runs: Sequence[RunRecord]) -> str:
     ends = {use: dict.fromkeys((min(found), max(found))) for use, found in counts.items() if found}
     phrases = [f"{'–'.join(f'{end:,}' for end in each)} for {use}" for use, each in ends.items()]
     return f"Examples: {listed(phrases)}." if phrases else ""
+
+
+def unknown_examples(runs: Sequence[RunRecord]) -> str:
+    """Why the numbers of examples are unknown."""
+    damaged = any((run.folder / DATA).exists() for run in runs)
+    why = (
+        f"{DATA} is damaged" if damaged else f"The runs have no {DATA}, which earlier versions of feddle did not write"
+    )
+    return f"{why}, so the numbers of examples are unknown."
 
 
 def versions(runs: Sequence[RunRecord]) -> str:

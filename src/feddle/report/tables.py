@@ -8,6 +8,7 @@ from feddle.core.metrics import ACCURACY
 from feddle.records import RunRecord
 from feddle.report.evidence import on_training, standing
 from feddle.report.grid import CENTER, NO_CELL, Cell, Grid, Panel, is_local
+from feddle.report.joining import on_all_tests
 from feddle.report.numbers import (
     NONE,
     Spread,
@@ -139,10 +140,12 @@ def _measure(runs: Sequence[RunRecord], head: str) -> Entry:
 def _row_notes(grid: Grid, cell: Cell) -> list[str]:
     """The facts in which a row differs from the others, and remarks about its runs."""
     differing = differences(grid.runs)
-    own = [found for key in differing if len(found := {facts(run).get(key) for run in cell.runs}) == 1]
-    setting = ", ".join(text for found in own for text in found if text)
+    alike = [found for key in differing if len(found := {facts(run).get(key) for run in cell.runs}) == 1]
+    setting = ", ".join(text for found in alike for text in found if text)
     trained = f"measured{ON_TRAINING}" if on_training(cell) else ""
-    notes = [setting, trained, *(text for run in cell.runs for text in remarks(run))]
+    whole = mean_of([on_all_tests(run) for run in cell.runs])
+    own = f"the clients’ own models; on all test data {cell.metric.shown(whole)}" if whole is not None else ""
+    notes = [setting, trained, own, *(text for run in cell.runs for text in remarks(run))]
     return [text for text in dict.fromkeys(notes) if text]
 
 
@@ -162,7 +165,7 @@ def leaders(grid: Grid, panel: Panel, column: int) -> list[str]:
     if "title" not in grid.record:
         winner = standing(grid, panel, column).winner
         return [winner] if winner else []
-    cells = panel.column(column)
+    cells = {row: cell for row, cell in panel.column(column).items() if not is_local(cell)}
     groups = [list(cells.values()), *([c for c in cells.values() if c.has_own_data == own] for own in (True, False))]
     best = [cell for group in groups for cell in group if is_best(cell.accuracy, [each.accuracy for each in group])]
     return [row for row, cell in cells.items() if any(cell is each for each in best)]
@@ -242,7 +245,9 @@ def _target(panel: Panel, column: int, requested: float | None) -> float | None:
     cells = panel.column(column)
     if requested is not None and not panel.metric.share:
         return 100 * requested  # the command line takes per cent
-    found = [cell.accuracy.mean for row, cell in cells.items() if row != CENTER and cell.accuracy]
+    found = [
+        cell.accuracy.mean for row, cell in cells.items() if row != CENTER and cell.accuracy and not is_local(cell)
+    ]
     return requested if requested is not None else median(found) if found else None
 
 

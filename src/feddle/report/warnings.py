@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 
 from feddle.core.metrics import ACCURACY
 from feddle.records import RunRecord
-from feddle.report.grid import Grid
+from feddle.report.grid import Cell, Grid
 from feddle.report.numbers import binomial_interval, counted, listed
 from feddle.report.setting import packages, refusals, refused
 
@@ -29,6 +30,7 @@ def warnings(grid: Grid) -> list[str]:
         *_lost_rounds(grid),
         *_refusals(grid),
         *_chance(grid),
+        *_rising(grid),
         *_setting(grid),
         *_makers(grid.runs),
         *_contents(grid.runs),
@@ -85,6 +87,31 @@ def _may_be_a_guess(run: RunRecord) -> bool:
     if run.metric != ACCURACY or last is None or guess is None or not tests:
         return False
     return binomial_interval(100 * last, tests)[0] < 100 * guess
+
+
+def _rising(grid: Grid) -> list[str]:
+    """The methods that were still improving when they ended. A table of the paper has the paper's number of rounds."""
+    final = [cell for cell in grid.cells if cell.is_final and "title" not in grid.record]
+    gains = {cell.name: gain for cell in final if (gain := _last_gain(cell))}
+    names = listed([f"{name} ({gain})" for name, gain in gains.items()] or [""], _MOST)
+    return [f"Still improving at the last evaluation; use more rounds: {names}."] if gains else []
+
+
+def _last_gain(cell: Cell) -> str:
+    """The gain over the last five evaluations in words, if the main metric still rose; else empty.
+
+    It did if the last value is the best, at least nine of the ten pairs of values are in rising order (by chance: 4 %),
+    and the gain is more than one point, or 1 % if the metric is not a share.
+    """
+    points, metric = [value for _, value in cell.curve()[0]][-5:], cell.metric
+    rising = sum(metric.better(later, earlier) for earlier, later in combinations(points, 2))
+    if len(points) < 5 or rising < 9 or points[-1] != metric.best(points):
+        return ""
+    gain = abs(points[-1] - points[0])
+    if gain <= (1 if metric.share else abs(points[0]) / 100):
+        return ""
+    change = f"{gain:.1f} points" if metric.share else f"{gain:.3g}"
+    return f"{'+' if metric.higher else '−'}{change} in the last five evaluations"
 
 
 def _setting(grid: Grid) -> list[str]:

@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean
 
+from feddle.core.metrics import ACCURACY
 from feddle.report.evidence import Standing, best_first, on_training, standing
-from feddle.report.grid import CENTER, Grid, Panel
+from feddle.report.grid import CENTER, Grid, Panel, is_local
+from feddle.report.joining import joined_methods
 from feddle.report.numbers import Spread, counted, in_sentence, listed, spread_of
 from feddle.report.tables import ON_TRAINING, marks
 
@@ -50,6 +52,11 @@ def headline(grid: Grid) -> str:
 
 def _one_setting(panel: Panel, found: Standing) -> str:
     (first, top), *others = found.order.items()
+    if any(is_local(cell) and not is_local(panel.at(first, 0)) for cell in panel.cells.values()):
+        if found.obstacle:
+            return f"No verdict: {found.obstacle}"
+        if joined := next((each for each in joined_methods(panel) if each.label == panel.rows[first]), None):
+            return joined.headline
     if not others:
         return f"{panel.rows[first]} reaches {_reached(top)}"
     if found.obstacle:
@@ -70,9 +77,10 @@ def _shown(spread: Spread) -> str:
 
 
 def _reached(spread: Spread) -> str:
-    """The text after `reaches`: the mean, with the name of its metric if that is not a share."""
-    text = _shown(spread)
-    return text if spread.metric.share else f"a {in_sentence(spread.metric)} of {text}"
+    """The text after `reaches`: the mean, with the name of its metric if that is not accuracy."""
+    if spread.metric == ACCURACY:
+        return _shown(spread)
+    return f"{'an' if spread.metric.share else 'a'} {in_sentence(spread.metric)} of {_shown(spread)}"  # an F1
 
 
 def _sentence(text: str) -> str:
@@ -156,7 +164,8 @@ def _above_center(order: Mapping[str, Spread]) -> str:
 
 def _means(panel: Panel, columns: set[int]) -> dict[str, Spread]:
     """The mean of each row over some columns, best first."""
-    spreads = {row: [panel.at(row, column).accuracy for column in sorted(columns)] for row in panel.rows}
+    rows = [row for row in panel.rows if not any(is_local(panel.at(row, column)) for column in columns)]
+    spreads = {row: [panel.at(row, column).accuracy for column in sorted(columns)] for row in rows}
     means = {row: spread_of([each.mean for each in found if each], panel.metric) for row, found in spreads.items()}
     return best_first({row: mean for row, mean in means.items() if mean})
 

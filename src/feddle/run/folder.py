@@ -68,6 +68,8 @@ class RunFolder:
             return load_config(self.path / CONFIG)
         if kind:
             raise FeddleError(f"{self.path} holds a {kind}; to continue it: {_how_to_continue(kind, self.path)}")
+        if not self.path.is_dir():
+            raise FeddleError(f"there is no folder {self.path}; check the path, or start a run: feddle run")
         inside = ", ".join(sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}")))
         remedy = f"name one of those in it: {inside}" if inside else "name a folder of `feddle run`"
         raise FeddleError(f"{self.path} holds no run (no {CONFIG}); {remedy}")

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch.nn import functional as F
+
 import feddle
 from feddle.core.errors import FeddleError
 from feddle.methods.strategy import Strategy
@@ -32,11 +34,12 @@ def simulate_in(
     strategy: Strategy | None = None,
     listener: Listener | None = None,
     patience: int | None = None,
+    every: int | None = None,
 ) -> Run[Simulation]:
     """Run a simulation in a new folder, or continue the one that was started there; a finished one is loaded."""
     check_free(path, SIMULATION, "out=")
     folder, begun = RunFolder(path), (path / CONFIG).exists()
-    tree = settings(plan, problem, None if strategy is None else type(strategy).__name__)
+    tree = settings(plan, problem, None if strategy is None else type(strategy).__name__, path)
     if begun:
         folder.require_result()
         _require_same(tree, read_yaml(path / CONFIG), path)
@@ -52,12 +55,12 @@ def simulate_in(
             folder.replace(START, weights_of(problem.model))
             folder.replace(CONFIG, as_yaml(tree))
         folder.restore(run)
-        go_to_the_end(run, folder, Pace(None), listener)
+        go_to_the_end(run, folder, Pace(every), listener)
         (path / START).unlink(missing_ok=True)
     return run
 
 
-def settings(plan: Plan, problem: Problem, strategy: str | None) -> dict[str, Any]:
+def settings(plan: Plan, problem: Problem, strategy: str | None, out: Path | None = None) -> dict[str, Any]:
     """The config of a run that was started from Python. It names the model and the data, but cannot make them."""
     shapes = {name: list(tensor.shape) for name, tensor in problem.model.state_dict().items()}
     counts = {"server": problem.server, "test": problem.test}
@@ -72,14 +75,35 @@ def settings(plan: Plan, problem: Problem, strategy: str | None) -> dict[str, An
             "examples": {name: None if data is None else len(data) for name, data in counts.items()},
         },
         "strategy": strategy,
-        SIMULATION: "started by feddle.simulate",
+        SIMULATION: _call(plan, problem, strategy, out),
     }
+
+
+def _call(plan: Plan, problem: Problem, strategy: str | None, out: Path | None) -> str:
+    """The call of `simulate` that repeats a run, with the settings that are not the defaults."""
+    given: dict[str, str] = {name: name for name in ("server", "test") if getattr(problem, name) is not None}
+    if problem.server_classes is not None:
+        given["server_classes"] = str(problem.server_classes)
+    if problem.loss is not F.cross_entropy:
+        given["loss"] = getattr(problem.loss, "__name__", "…")
+    if problem.task is not None:
+        given["task"] = repr(problem.task)
+    if plan.metrics or problem.metrics:
+        given["metrics"] = "[…]"
+    options = plan.method.model_dump(mode="json", exclude_defaults=True)
+    named = repr({"name": plan.method.name, **options} if options else plan.method.name)
+    given |= {"method": named} if strategy is None else {"strategy": f"{strategy}(…)"}
+    given["per_round"] = str(plan.clients.per_round)
+    rest = plan.model_dump(mode="json", exclude_defaults=True, exclude={"clients", "workers", "metrics", "method"})
+    given |= {name: repr(value) for name, value in rest.items()}
+    given |= {} if out is None else {"out": repr(str(out))}
+    return f"feddle.simulate(model, clients, {', '.join(f'{name}={text}' for name, text in given.items())})"
 
 
 def _require_same(now: Mapping[str, Any], then: Mapping[str, Any], path: Path) -> None:
     """Refuse to continue a run with other settings. Workers and executor may change."""
     for key, value in now.items():
-        if key not in ("workers", "executor") and then.get(key) != value:
+        if key not in ("workers", "executor", SIMULATION) and then.get(key) != value:
             found = f"a run with {key} {_brief(then.get(key))}, but this call has {_brief(value)}"
             raise FeddleError(f"simulate: {path} holds {found}; use the same, or name another folder with out=")
 

@@ -128,12 +128,23 @@ def _key(problem: ErrorDetails, tree: Any) -> str:
     return ".".join(map(str, (*keys, *missing)))
 
 
+_EXPECTED = {
+    "int": "a whole number, such as 10",
+    "float": "a number, such as 0.1",
+    "bool": "true or false",
+    "string": "a text",
+}
+
+
 def _problem(problem: ErrorDetails) -> str:
     if problem["type"] == "union_tag_invalid":
         context = problem["ctx"]
         expected = context["expected_tags"].replace("'", "").split(", ")
         hint = did_you_mean(context["tag"], expected, f"the known names are {', '.join(expected)}")
         return f"unknown name {context['tag']!r}; {hint}"
+    for kind, expected in _EXPECTED.items():
+        if problem["type"] in (f"{kind}_parsing", f"{kind}_type", f"{kind}_from_float"):
+            return f"expected {expected}, got {_shown(problem['input'])}"
     message = problem["msg"].removeprefix("Value error, ")
     message = re.sub(r"\d{16,}", lambda digits: f"{float(digits[0]):g}", message)  # a bound such as 1e36
     found = "" if problem["type"] in ("value_error", "missing") else f", got {_shown(problem['input'])}"

@@ -14,7 +14,7 @@ from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Job
 from feddle.core.metrics import Metric, main_metric
 from feddle.core.seeds import numpy_generator, seed_for
-from feddle.data.examples import Examples, Selection, targets_of
+from feddle.data.examples import Examples, Selection, draw, targets_of
 from feddle.records import ClassScores, ClientScores, Details, MeasuredOn, hex_of
 from feddle.run.problem import Problem
 from feddle.training.metrics import class_accuracy, details, labels_of
@@ -22,6 +22,8 @@ from feddle.training.parts import ClientScore
 from feddle.training.train import Recipe, Score, evaluate
 
 _PROBE = 100  # test examples that show what is measured
+_WHOLE = 2000  # largest number of test examples on which every model of a client that trains alone is measured
+_NAMED = 200  # largest number of clients without test examples that are named
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,13 +97,19 @@ class PerClient:
         return len(self.rows(client)) if self.measured_on == "test" else int(self.problem.sizes[client])
 
     def alone(self, client: int, start: Weights, epochs: int) -> ClientScore:
-        """The score, for a client, of the model that it trains alone from `start`."""
+        """The score, for a client, of the model that it trains alone from `start`; also its score on all test data.
+
+        Of large test data, the same random sample is used for all clients.
+        """
         problem, recipe = self.problem, self.recipe.model_copy(update={"epochs": epochs, "proximal": None})
         seed = seed_for(self.seed, "alone")
         work = ClientWork(problem.model, self.layout, problem.clients, recipe, problem.loss, seed, problem.augment)
         update = work(Job(client, 0, 0), start)
         self.layout.write(problem.model, Weights(start.vector + update.delta, update.buffers))
-        return self.score(client)
+        assert problem.test is not None
+        drawn = draw(problem.test, _WHOLE, seed_for(self.seed, "test data for models alone"))
+        whole = self._evaluate(drawn).metrics.get(self.metric.name)
+        return self.score(client)._replace(whole=None if whole is None else round(whole, 6))
 
     def worst_tenth(self, whole: Score, limit: int) -> float | None:
         """The mean accuracy of the tenth of at most `limit` clients for which the model works worst.
@@ -144,7 +152,21 @@ class PerClient:
         }
         if all(correct := [scores[client].correct for client in clients]):
             kept["correct"] = correct
+        if whole := [value for client in clients if (value := scores[client].whole) is not None]:
+            kept["whole"] = fmean(whole)
+        if untested := self._untested():
+            kept["untested"] = untested
         return {"clients": kept}
+
+    def _untested(self) -> dict[str, int]:
+        """The clients that have no test example, and how many training examples they have."""
+        if self.measured_on != "test":
+            return {}
+        assert self.problem.test_owners is not None
+        owning, names = set(self.problem.test_owners.tolist()), self.problem.client_names
+        without = [client for client in self.problem.eligible.tolist() if client not in owning]
+        named = {names[client] if names else f"client {client}": client for client in without[:_NAMED]}
+        return {name: int(self.problem.sizes[client]) for name, client in named.items()}
 
     @cached_property
     def _test_labels(self) -> Tensor:
@@ -175,8 +197,13 @@ def by_class(score: Score, names: Sequence[str]) -> Details:
 def scores_alone(history: Sequence[Mapping[str, Any]]) -> dict[int, ClientScore]:
     """The score of each client that has trained alone, from the history of `local`."""
     lines = [line["alone"] for line in history if "alone" in line]
-    columns = [(line["clients"], line["scores"], line.get("correct") or [""] * len(line["scores"])) for line in lines]
-    return {client: ClientScore(*score) for each in columns for client, *score in zip(*each, strict=True)}
+    found = {}
+    for line in lines:
+        count = len(line["scores"])
+        further = line.get("correct") or [""] * count, line.get("whole") or [None] * count  # not in earlier versions
+        for client, *score in zip(line["clients"], line["scores"], *further, strict=True):
+            found[client] = ClientScore(*score)
+    return found
 
 
 def weighted(accuracies: Tensor, counts: Tensor) -> float | None:

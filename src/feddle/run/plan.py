@@ -142,7 +142,18 @@ class Checkpoints(Options):
 
 
 class Config(SimulationPlan):
-    """A whole run: the content of a config file."""
+    """A whole run: the content of a config file. `load_config` reads one.
+
+    seed, rounds, device, workers: the seed, the number of rounds, and where the run is computed.
+    clients, delays, training: how many clients take part, how late their updates are, and how they train.
+    method, averaging, checks: how the server merges updates, and which ones it refuses.
+    data, model: what is trained on what.
+    evaluation, metrics, diagnostics: what is measured.
+    attack, privacy: what malicious clients do, and the noise of honest ones.
+    checkpoint: how often a run is saved.
+
+    docs/configuration.md, or `feddle schema --markdown`, describes every key in these sections.
+    """
 
     data: Data = Data()
     model: Model = Field(CnnOptions(), description="the network that is trained")

@@ -1,6 +1,7 @@
 """Progress bars on a terminal, and plain lines elsewhere."""
 
 import sys
+import time
 from typing import Any, Self
 
 from rich.console import Console
@@ -33,6 +34,7 @@ class RunDisplay:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.bars = make_bars(quiet=quiet)
+        self._began = (0.0, 0)  # when the run began or continued, and after how many rounds
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -44,6 +46,7 @@ class RunDisplay:
     def begin(self, label: str, rounds: int, done: int = 0) -> None:
         """A run starts, or continues after some rounds."""
         self.bars.add_task(label, total=rounds, completed=done, state="")
+        self._began = (time.monotonic(), done)
 
     def show(self, line: dict[str, Any]) -> None:
         """A round is complete."""
@@ -53,4 +56,18 @@ class RunDisplay:
             self.bars.update(run.id, state=text)
             if self.bars.disable:
                 number = f"round {line['round']:>4}/{run.total}"
-                self.bars.console.print(f"{run.description:<10} {number}  {text}", highlight=False)
+                left = self._left(line["round"], int(run.total or 0))
+                self.bars.console.print(f"{run.description:<10} {number}  {text}{left}", highlight=False)
+
+    def _left(self, rounds: int, total: int) -> str:
+        """The time that the run still needs, if its rounds take as long as until now."""
+        at, done = self._began
+        seconds = (time.monotonic() - at) / max(rounds - done, 1) * (total - rounds)
+        return f"  {about(seconds)} left" if rounds < total else ""
+
+
+def about(seconds: float) -> str:
+    """A time in one unit, such as about 4 min."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"

@@ -4,32 +4,40 @@ import math
 import os
 import sys
 import tempfile
-import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.parameter import is_lazy
-from torch.utils.data import Dataset
 
 from feddle.clients.attacks import AttackParts
 from feddle.clients.work import ClientWork
 from feddle.core.durable import remove_with
-from feddle.core.errors import FeddleError, one_line
+from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.ranks import Ranks
-from feddle.core.seeds import global_seed, seed_for
+from feddle.core.seeds import seed_for
 from feddle.data.collection import NOBODY, ranks
-from feddle.data.examples import Examples, as_examples, classes_of
+from feddle.data.examples import Examples, as_examples
 from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy, reads_labels
+from feddle.run.arguments import (
+    Data,
+    check_clients,
+    check_fit,
+    check_list,
+    check_model,
+    check_strategy,
+    examples_of,
+    functions_in,
+    metrics_in,
+)
 from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.load import validated
 from feddle.run.per_client import PerClient
-from feddle.run.plan import SimulationPlan
+from feddle.run.plan import Checkpoints, SimulationPlan
 from feddle.run.problem import OwnedExamples, PartitionedClients, Problem
 from feddle.run.progress import RunDisplay, is_watched
 from feddle.run.ranked import digests
@@ -38,16 +46,14 @@ from feddle.runtimes.ray import RayOptions, RayPool
 from feddle.runtimes.simulation import InlineTrainer, Simulation
 from feddle.runtimes.workers import WorkerPool
 from feddle.training.machine import require_bfloat16
-from feddle.training.metrics import Task, task_of
+from feddle.training.metrics import Task
 from feddle.training.objectives import TaskObjective
 from feddle.training.scorers import MetricFunction
-from feddle.training.train import Loss, outputs_of
+from feddle.training.train import Loss
 
 AHEAD_BYTES = 2**30  # of finished updates that wait for their arrival
 _LONGEST_DELAY = 4.0  # in units of σ; one delay in 16,000 is longer
 AnyTrainer = InlineTrainer | WorkerPool | RayPool
-
-Data = Examples | Dataset[Any]
 
 
 def by_client(data: Data, clients: Sequence[Any]) -> Sequence[Examples]:
@@ -94,7 +100,7 @@ def simulate(
     server_classes: int | None = None,
     loss: Loss = F.cross_entropy,
     task: Task | None = None,
-    metrics: Sequence[str | MetricFunction] = (),
+    metrics: str | MetricFunction | Sequence[str | MetricFunction] = (),
     classes: Sequence[str] = (),
     per_round: int = 10,
     strategy: Strategy | None = None,
@@ -103,6 +109,7 @@ def simulate(
     patience: int | None = None,
     progress: bool | None = None,
     scratch: Path | None = None,
+    checkpoint: Mapping[str, Any] | None = None,
     **plan: Any,
 ) -> Run[Simulation]:
     """Train `model` in place on the clients' data, guided by the server's. Returns the `Run`.
@@ -117,8 +124,8 @@ def simulate(
     server_classes: number of classes of the server's labels, if they belong to another task than the clients'.
     loss: a function of (outputs, targets) that returns the mean loss of a batch.
     task: `classes`, `labels` or `numbers`, if the targets and the loss do not show what the model predicts.
-    metrics: further metrics: names of scikit-learn's scorers, import paths (`module:name`) of functions, and functions.
-        A function gets all outputs and targets of the test data, and returns a number.
+    metrics: further metrics, or one: names of scikit-learn's scorers, import paths (`module:name`) of functions, and
+        functions. A function gets all outputs and targets of the test data, and returns a number.
     classes: the names of the classes, which are stored with the model in `out`.
     per_round: number of clients sampled each round.
     strategy: your own method, an object with `merge`; it replaces `method`.
@@ -128,24 +135,32 @@ def simulate(
         or, lower being better, the mean absolute error of numbers or the test loss.
     progress: whether to show progress; by default in a terminal or a notebook.
     scratch: a folder for data that does not fit in memory, if there is no `out`.
-    plan: the top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`, `diagnostics`,
+    checkpoint: with `out`, how often the run is saved: `{"every": 10}` rounds; by default about once per minute.
+    plan: these top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`, `diagnostics`,
         `checks`, `attack`, `privacy`, `method` (a name, or options), `averaging`, `workers` and `device`.
     """
-    _check_model(model)
+    check_model(model)
+    check_strategy(strategy)
+    check_list(clients)
+    listeners = functions_in(callbacks)
     if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
     if patience is not None and not (type(patience) is int and patience > 0 and test is not None):
         raise FeddleError(f"simulate: patience must be a whole number from 1 up, with test data, got {patience!r}")
     if task not in (None, *get_args(Task)):
         raise FeddleError(f"simulate: task must be one of {', '.join(get_args(Task))}, got {task!r}")
-    named = [metric for metric in metrics if isinstance(metric, str)]
+    if checkpoint is not None and out is None:
+        raise FeddleError("simulate: checkpoint= needs a folder for the run; add out=")
+    every = validated(Checkpoints, dict(checkpoint or {}), source="simulate: checkpoint").every
+    selected = metrics_in(metrics)
+    named = [metric for metric in selected if isinstance(metric, str)]
     tree = {**plan, "metrics": named or None, "clients": {"count": len(clients), "per_round": per_round}}
     checked = validated(SimulationPlan, tree, source="simulate")
     names: Sequence[str] = getattr(clients, "names", ())
     whole, owners = _owned(test, names)
-    shares = [_examples(client, f"clients[{number}]") for number, client in enumerate(clients)]
-    guides = None if server is None else _examples(server, "server=", least=1)
-    measures = None if whole is None else _examples(whole, "test=", least=1)
+    shares = [examples_of(client, f"clients[{number}]") for number, client in enumerate(clients)]
+    guides = None if server is None else examples_of(server, "server=", least=1)
+    measures = None if whole is None else examples_of(whole, "test=", least=1)
     sizes = torch.tensor([len(share) for share in shares])
     outside = None if server_classes is None else "of another task"
     problem = Problem(
@@ -154,21 +169,20 @@ def simulate(
         test_owners=owners,
         classes=tuple(classes),
         client_names=names,
-        metrics=[metric for metric in metrics if not isinstance(metric, str)],
+        metrics=[metric for metric in selected if not isinstance(metric, str)],
     )
-    count = _check_fit(model, shares[0] if shares else None, "clients[0]", loss)
+    count = check_clients(model, shares, names, loss)
     if classes and count not in (None, len(classes)):
         raise FeddleError(f"simulate: classes has {len(classes)} names, but the model has {count} outputs; name each")
-    _check_fit(model, guides, "server=", loss if server_classes is None and reads_labels(checked.method) else None)
-    _check_fit(model, measures, "test=", loss)
+    check_fit(model, guides, "server=", loss if server_classes is None and reads_labels(checked.method) else None)
+    check_fit(model, measures, "test=", loss)
     with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
         method = checked.method.name if strategy is None else type(strategy).__name__
-        several = [callbacks] if callable(callbacks) else callbacks
-        listener = _listener(display, method, checked.rounds, several)
+        listener = _listener(display, method, checked.rounds, listeners)
         if out is not None:
             from feddle.run.library import simulate_in  # it needs this module
 
-            return simulate_in(Path(out), checked, problem, strategy, listener, patience)
+            return simulate_in(Path(out), checked, problem, strategy, listener, patience, every)
         own = None if scratch is None else _own_folder(scratch)
         run = simulated(checked, problem, strategy, scratch=own)
         if own is not None:
@@ -212,102 +226,6 @@ def _owned(test: Any, names: Sequence[str]) -> tuple[Any, Tensor | None]:
     for number, name in enumerate(test.names):
         owners[test.partition[number]] = numbers.get(name, NOBODY)
     return test.examples, owners
-
-
-def _examples(data: Data, name: str, least: int = 0) -> Examples:
-    """The data of an argument as examples. An error names the argument."""
-    try:
-        examples = as_examples(data)
-    except FeddleError as error:
-        raise FeddleError(f"simulate: {name}: {error}") from error
-    if len(examples) < least:
-        raise FeddleError(f"simulate: {name}: the data is empty; omit it or add examples")
-    return examples
-
-
-@torch.no_grad()
-def _check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Loss | None) -> int | None:
-    """Refuse data that the model cannot compute. Tries the first example and one with the highest label.
-
-    Returns the number of the model's outputs for an example, if it was called and gives several.
-    """
-    if examples is None or not len(examples):
-        return None
-    labels, mode = classes_of(examples), model.training
-    model.eval()
-    try:
-        with global_seed(0):  # a data set may draw random numbers
-            inputs, targets = examples.take(torch.tensor([0, 0 if labels is None else int(labels.argmax())]))
-            if loss is not None:
-                outputs = outputs_of(model, inputs)
-                _check_loss(outputs, targets.to(outputs.device), loss)
-                return outputs.shape[1] if outputs.ndim > 1 else None
-    except (IndexError, RuntimeError, TypeError, ValueError) as error:
-        reason = one_line(" ".join(str(error).split()).rstrip("."))
-        remedy = "" if isinstance(error, FeddleError) else "; check its inputs and labels, and the model's outputs"
-        raise FeddleError(f"simulate: {name}: {reason}{remedy}") from error
-    finally:
-        model.train(mode)
-    return None
-
-
-def _check_loss(outputs: Tensor, targets: Tensor, loss: Loss) -> None:
-    """Refuse targets that the loss accepts but interprets differently: numbers as probabilities, or another shape."""
-    probabilities = outputs.shape == targets.shape and outputs.ndim > 1 and outputs.shape[1] > 1
-    if targets.is_floating_point() and task_of(outputs, targets, loss) == "classes" and not probabilities:
-        remedy = "pass loss=F.mse_loss (or loss=F.binary_cross_entropy_with_logits for labels)"
-        raise FeddleError(f"the targets are floating-point numbers; {remedy}")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Using a target size")  # torch's losses warn if they broadcast
-        try:
-            loss(outputs, targets)
-        except UserWarning as warning:
-            raise FeddleError(_unequal(outputs, targets)) from warning
-    if targets.is_floating_point() and outputs.numel() == targets.numel() and _broadcasts(outputs, targets, loss):
-        raise FeddleError(_unequal(outputs, targets))
-
-
-def _unequal(outputs: Tensor, targets: Tensor) -> str:
-    found = f"targets {tuple(targets.shape)} and outputs {tuple(outputs.shape)} of two examples"
-    return f"the loss needs equal shapes, but got {found}; reshape the targets"
-
-
-def _broadcasts(outputs: Tensor, targets: Tensor, loss: Loss) -> bool:
-    """Whether a hand-written loss pairs every output with every target, as outputs (2, 1) with targets (2,).
-
-    The loss of two examples should be the mean or the sum of the losses of each. It is tried on numbers without a
-    pattern, and called broadcasting only if it fails with these shapes and succeeds with equal ones.
-    """
-    if outputs.shape == targets.shape:
-        return False
-    ours = torch.tensor([0.3, 0.9], device=outputs.device)[:, None].expand(2, targets.numel() // 2)
-    theirs = torch.tensor([0.7, 0.2], device=targets.device)[:, None].expand(2, targets.numel() // 2)
-
-    def is_additive(shape: torch.Size) -> bool:
-        out, true = ours.reshape(outputs.shape), theirs.reshape(shape)
-        singles = sum(float(loss(out[i : i + 1], true[i : i + 1])) for i in range(2))
-        both = float(loss(out, true))
-        return min(abs(both - singles), abs(both - singles / 2)) < 1e-5 * max(1.0, abs(singles))
-
-    try:
-        return not is_additive(targets.shape) and is_additive(outputs.shape)
-    except (IndexError, RuntimeError, TypeError, ValueError):  # it does not take other shapes
-        return False
-
-
-def _check_model(model: nn.Module) -> None:
-    """Refuse what cannot be trained, in one line."""
-    if isinstance(model, type):
-        raise FeddleError(f"simulate: expected a model, got the class {model.__name__}; create one: {model.__name__}()")
-    if not isinstance(model, nn.Module):
-        raise FeddleError(f"simulate: expected a model (torch.nn.Module), got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise FeddleError("simulate: the model was compiled by torch.jit; pass the model that it was made from")
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(is_lazy(tensor) or tensor.is_meta for tensor in tensors):
-        found = "has lazy layers or is on the meta device, so it has no weights"
-        raise FeddleError(f"simulate: the model {found}; run it once on an input, or load its weights")
-    Layout.of(model)  # refuses a model without trainable parameters
 
 
 def simulated(

@@ -19,6 +19,7 @@ class ClientScore(NamedTuple):
 
     value: float | None
     correct: str = ""  # which of its own test examples are right (`hex_of`); empty if that is not known
+    whole: float | None = None  # on the test data of all clients; known only for a model that a client trained alone
 
 
 class Alone(Protocol):

@@ -73,15 +73,16 @@ def read_csv(path: Path, columns: Columns) -> Collection:
     names, table = read_table(path)
     found = columns.find(names, str(path))
     values = {column: [row[names.index(name)].strip() for _, row in table] for column, name in found.items()}
+    lines = [line for line, _ in table]
     given: Column = "text" if "text" in found else "image"
     for column in (given, "label"):
         for (line, _), value in zip(table, values[column], strict=True):
             if not value:
                 raise FeddleError(f"{path}: line {line} has no {found[column]}; fill it in or leave the line out")
     if given == "text":
-        return labelled_rows(str(path), Texts(tuple(values["text"])), values)
+        return labelled_rows(str(path), Texts(tuple(values["text"])), values, lines)
     require_pillow(str(path))
-    return labelled_rows(str(path), Files.of(path.resolve().parent, values["image"]).require(), values)
+    return labelled_rows(str(path), Files.of(path.resolve().parent, values["image"]).require(), values, lines)
 
 
 def read_image_paths(path: Path, column: str | None = None) -> Files:
@@ -131,11 +132,13 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
     return names, table
 
 
-def labelled_rows(name: str, images: Inputs, columns: Mapping[Column, Sequence[str]]) -> Collection:
+def labelled_rows(
+    name: str, images: Inputs, columns: Mapping[Column, Sequence[str]], lines: Sequence[int] = ()
+) -> Collection:
     """Images or texts with their other columns: labels, and optionally clients and splits.
 
     Classes and clients are numbered in the order of their names. An empty client means that nobody owns the image.
-    There must be two classes or more, and training images of each.
+    There must be two classes or more, and training images of each. `lines` are the lines of the rows in a file.
     """
     labels, clients = columns["label"], columns.get("client", ())
     if "" in labels:
@@ -154,7 +157,10 @@ def labelled_rows(name: str, images: Inputs, columns: Mapping[Column, Sequence[s
     if missing := set(range(len(classes))) - set(collection.train.labels.tolist()):
         rare = classes[min(missing)]
         raise FeddleError(f"{name} has no training image of the class {rare!r}; add one, or remove the class")
-    return replace(collection, client_names=names)
+    training = [i for i in range(len(labels)) if parts is None or parts[i] == Part.TRAIN]
+    lost = next((i for i in training if clients and not clients[i]), None)
+    where = "" if lost is None else f"line {lines[lost]}" if lines else f"row {lost} (from 0)"
+    return replace(collection, client_names=names, unowned=where)
 
 
 def _parts(name: str, splits: Sequence[str]) -> Tensor:

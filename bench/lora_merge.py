@@ -29,7 +29,6 @@ class Mean:
         self.products = products
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         if not arrivals:
             return Merged(model)
         ends = torch.stack([a.start.vector + a.update.delta for a in arrivals])

@@ -97,7 +97,6 @@ class FittedElsewhere:
         return len(self.objective)
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
-        """See `Objective`."""
         return self.objective.loss_and_gradient(point, examples)
 
 
@@ -118,7 +117,6 @@ class Probing:
         self.test = test
 
     def __call__(self, task: SearchTask) -> Found:
-        """See `Search`."""
         space, start, seed = task.space, task.start, task.seed
         self.seen += 1
         if self.seen % self.every == 0:

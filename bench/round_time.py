@@ -65,7 +65,6 @@ class TimedExamples:
         return len(self.examples)
 
     def take(self, index: Tensor) -> tuple[Any, Tensor]:
-        """See `Examples`."""
         with self.times.part("preparing batches"):
             return self.examples.take(index)
 

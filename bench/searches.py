@@ -123,7 +123,6 @@ class Comparing:
     seen: int = 0
 
     def __call__(self, task: SearchTask) -> Found:
-        """See `Search`."""
         self.seen += 1
         if self.seen in self.merges:
             self._note("the start c′", task.space, task.objective, task.start, 0.0)

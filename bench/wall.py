@@ -44,11 +44,9 @@ class TimedTrainer:
     seconds: float = 0.0
 
     def submit(self, job: Job, start: Weights, due: int) -> None:
-        """See `Trainer`."""
         self.trainer.submit(job, start, due)
 
     def result(self, job: Job) -> Update:
-        """See `Trainer`."""
         began = time.process_time()
         try:
             return self.trainer.result(job)

@@ -31,7 +31,6 @@ class Whole(click.ParamType):  # type: ignore[type-arg]  # older releases of cli
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See `click.ParamType`."""
         try:
             number = float(value)
         except ValueError:

@@ -63,23 +63,18 @@ class FloatRows:
         return len(self.matrix)
 
     def put(self, row: int, anchor: Tensor) -> None:
-        """See `Rows`."""
         self.matrix[row] = anchor
 
     def first(self, count: int) -> "FloatRows":
-        """See `Rows`."""
         return FloatRows(self.matrix[:count])
 
     def saved(self, count: int) -> dict[str, Tensor]:
-        """See `Rows`."""
         return copy_rows(vars(self), count)
 
     def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
-        """See `Rows`."""
         load_rows(self, count, saved)
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """See `Anchors`."""
         if blocks is None:
             return torch.addmv(origin, self.matrix.T, coefficients)
         out = torch.empty_like(origin)
@@ -93,7 +88,6 @@ class FloatRows:
         return out
 
     def project(self, vector: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """See `Anchors`."""
         if blocks is None:
             return self.matrix @ vector
         out = vector.new_zeros(len(self), len(blocks))
@@ -118,12 +112,10 @@ class JoinedRows:
         return len(self.anchors) + len(self.more)
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """See `Anchors`."""
         first, rest = coefficients.tensor_split([len(self.anchors)])
         return self.more.combine(self.anchors.combine(origin, first, blocks), rest, blocks)
 
     def project(self, vector: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """See `Anchors`."""
         return torch.cat([self.anchors.project(vector, blocks), self.more.project(vector, blocks)])
 
 

@@ -43,19 +43,15 @@ class Int8Rows:
         self.codes[row] = (anchor / scale).round_().clamp_(-127, 127) if scale else 0
 
     def first(self, count: int) -> "Int8Rows":
-        """See `Rows`."""
         return Int8Rows(self.codes[:count], self.scales[:count])
 
     def saved(self, count: int) -> dict[str, Tensor]:
-        """See `Rows`."""
         return copy_rows(vars(self), count)
 
     def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
-        """See `Rows`."""
         load_rows(self, count, saved)
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """See `Anchors`."""
         out = torch.empty_like(origin)
         width = 1 if blocks is None else len(blocks)
         scaled = coefficients.view(len(self), width).T * self.scales  # (B, m)
@@ -63,7 +59,6 @@ class Int8Rows:
         return out
 
     def project(self, vector: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """See `Anchors`."""
         out = torch.zeros(1 if blocks is None else len(blocks), len(self))
         _project(self.codes.numpy(), vector.numpy(), out.numpy(), self._segments(blocks))
         products = out.mul_(self.scales).T

@@ -112,19 +112,16 @@ class StreamedRows:
         return self.count
 
     def put(self, row: int, anchor: Tensor) -> None:
-        """See `Rows`."""
         self.files.put(row, anchor)
 
     def first(self, count: int) -> "StreamedRows":
-        """See `Rows`."""
         return StreamedRows(self.files, count)
 
     def saved(self, count: int) -> dict[str, Tensor]:
-        """See `Rows`. One tensor per row, mapped from its file."""
+        """One tensor per row, mapped from its file."""
         return {str(row): map_vector(path) for row, path in enumerate(self.files.paths[:count]) if path is not None}
 
     def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
-        """See `Rows`."""
         for row in range(count):
             self.files.put(row, row_in(saved, row))
 

@@ -47,6 +47,5 @@ class Augmented:
         return len(self.examples)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Examples`."""
         inputs, targets = self.examples.take(index)
         return self.augment(inputs, self.generator), targets

@@ -44,7 +44,6 @@ class FetchedData(Fetched):
 
     @property
     def place(self) -> Path:
-        """See `Source`."""
         return self.file
 
     @property
@@ -55,11 +54,9 @@ class FetchedData(Fetched):
         return image, f"{held.train:,}", f"{held.test:,}", str(held.num_classes), f"{self.megabytes:g} MB"
 
     def digest(self) -> str:
-        """See `Source`."""
         return self.sha256
 
     def read(self, *, quiet: bool = False) -> Collection:
-        """See `Source`."""
         tensors = self.tensors(quiet=quiet)
         halves = _half(tensors, "train"), _half(tensors, "test")
         return Collection(self.name, *halves, self.contents.num_classes, names=self.contents.names)
@@ -92,7 +89,6 @@ class OfficialData:
 
     @property
     def place(self) -> Path:
-        """See `Source`."""
         if self.folder is None:
             return cache_folder() / self.name
         folder = expanded(self.folder)
@@ -108,7 +104,6 @@ class OfficialData:
         return *self.counts, "your own files"
 
     def missing(self) -> str | None:
-        """See `Source`."""
         if self.is_here():
             return None
         return f"the data set {self.name} is not here: it cannot be fetched, and there is no folder {self.place}"
@@ -117,11 +112,9 @@ class OfficialData:
         """Do nothing: the files cannot be downloaded."""
 
     def digest(self) -> str:
-        """See `Source`."""
         return place_hash(self.place)
 
     def read(self, *, quiet: bool = False) -> Collection:  # noqa: ARG002 - a Source's arguments
-        """See `Source`."""
         try:
             return self.reader(self.place)
         except Unusable as reason:

@@ -42,7 +42,6 @@ class Images:
         return len(self.labels)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Examples`."""
         chosen = self.pixels[index]
         pixels = chosen if self.size is None else resize(chosen, self.size)
         return normalised(pixels, self.channels), self.labels[index]
@@ -59,7 +58,6 @@ class Tokens:
         return len(self.labels)
 
     def take(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Examples`."""
         return self.ids[index], self.labels[index]
 
 
@@ -74,7 +72,6 @@ class Selection:
         return len(self.index)
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """See `Examples`."""
         return self.examples.take(self.index[index])
 
 
@@ -89,7 +86,6 @@ class Relabelled:
         return len(self.labels)
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """See `Examples`."""
         return self.examples.take(index)[0], self.labels[index]
 
 
@@ -103,7 +99,6 @@ class FromDataset:
         return len(self.dataset)  # type: ignore[arg-type]  # a map-style Dataset has a length
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """See `Examples`."""
         rows = [self.dataset[i] for i in index.tolist()]
         several = isinstance(rows[0], tuple | list)
         if several and len(rows[0]) == 2:

@@ -28,11 +28,9 @@ class ImportedSource:
 
     @property
     def place(self) -> Path:
-        """See `Source`."""
         return Path(self.path or ".")
 
     def missing(self) -> str | None:
-        """See `Source`."""
         try:
             check_arguments(self.name, self._arguments)
         except FeddleError as error:
@@ -43,14 +41,12 @@ class ImportedSource:
         """Do nothing: the function fetches what it needs."""
 
     def digest(self) -> str:
-        """See `Source`."""
         digest = hashlib.sha256()
         for name, array in sorted(_arrays(self).items()):
             digest.update(f"{name} {array.dtype} {array.shape}\n".encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
     def read(self, *, quiet: bool = False) -> Collection:  # noqa: ARG002 - a Source's arguments
-        """See `Source`."""
         if reason := self.missing():
             raise FeddleError(reason)
         return from_arrays(self.name, _arrays(self))

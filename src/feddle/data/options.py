@@ -151,7 +151,6 @@ class Own:
     columns: Columns
 
     def missing(self) -> str | None:
-        """See `Source`."""
         folder = self.name in ("images", "huggingface")
         if self.place.is_dir() if folder else self.place.is_file():  # a named pipe would block whoever opens it
             return None
@@ -166,7 +165,6 @@ class Own:
         return _table_hash(self.place, self.columns) if self.name == "csv" else place_hash(self.place)
 
     def read(self, *, quiet: bool = False) -> Collection:  # noqa: ARG002 - a Source's arguments
-        """See `Source`."""
         if reason := self.missing():
             raise FeddleError(reason)
         match self.name:

@@ -28,7 +28,7 @@ class Ca2flOptions(MethodOptions):
         return CA2FL(self, build_cache(parts, self.cache_limit))
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`. It also keeps the sum of the cache, in float64, and the buffer."""
+        """It also keeps the sum of the cache, in float64, and the buffer."""
         return replace(cache_cost(setting, self.cache_limit), kept=3, working=3.0 + self.buffer_size)
 
 
@@ -53,7 +53,6 @@ class CA2FL:
         self.state = Ca2flState(cache)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         state, size, flushes = self.state, self.options.buffer_size, 0
         for arrival in arrivals:
             client, delta = arrival.update.job.client, arrival.update.delta

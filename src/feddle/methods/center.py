@@ -32,7 +32,7 @@ class CenterOptions(MethodOptions):
         return Center(parts.bench, parts.server_data(), recipe, rounds=parts.rounds, seed=parts.seed)
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`. Adam keeps two moments."""
+        """Adam keeps two moments."""
         return Cost(trained=self.epochs * setting.server / setting.rounds, kept=2, max_staleness=-1)
 
 
@@ -54,7 +54,6 @@ class Center:
         self.state = self.recipe.make_optimizer(self.bench.model)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         epochs = self._epochs_by(round) - self._epochs_by(round - 1)
         if epochs:
             seed = seed_for(self.seed, "center", round)

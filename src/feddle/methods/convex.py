@@ -39,7 +39,7 @@ class ConvexOptions(MethodOptions):
         return ConvexMerging(self, objective, parts.seed, blocks)
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`. The reported models are stacked, and so are their differences to the model."""
+        """The reported models are stacked, and so are their differences to the model."""
         steps = self.epochs * math.ceil(setting.server / self.batch_size) * setting.active
         trained = self.epochs * setting.server * setting.active
         return Cost(trained=trained, products=setting.used * steps, working=3 * setting.most + 2)
@@ -60,7 +60,6 @@ class ConvexMerging:
     blocks: Blocks | None = None
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
-        """See `Strategy`."""
         if not arrivals:
             return Merged(model)
         reported = torch.stack([a.start.vector + a.update.delta for a in arrivals])

@@ -35,7 +35,7 @@ class FadasOptions(MethodOptions):
         return Fadas(self, parts.bench.layout.size, parts.device)
 
     def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
-        """See `MethodOptions`. It keeps three moments and the buffer."""
+        """It keeps three moments and the buffer."""
         return Cost(kept=4, working=3)
 
 
@@ -68,7 +68,6 @@ class Fadas:
         self.state = FadasState(zeros, zeros, zeros)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         options, state, flushes = self.options, self.state, 0
         for arrival in arrivals:
             if full := state.buffer.add(arrival.update.delta, arrival, options.buffer_size):

@@ -30,7 +30,6 @@ class FedAsyncOptions(MethodOptions):
         return FedAsync(self)
 
     def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
-        """See `MethodOptions`."""
         return Cost(working=2)
 
 
@@ -44,7 +43,6 @@ class FedAsync:
         self.options = options
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         for arrival in arrivals:
             mixing = self.options.alpha * polynomial(arrival.staleness, self.options.exponent)
             client = arrival.start.vector + arrival.update.delta

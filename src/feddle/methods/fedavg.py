@@ -32,7 +32,6 @@ class FedAvgOptions(MethodOptions):
         return FedAvg(self)
 
     def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
-        """See `MethodOptions`."""
         return Cost(working=1, max_staleness=staleness_limit(self.late))
 
 
@@ -48,7 +47,6 @@ class FedAvg:
         self.max_staleness = staleness_limit(options.late)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         return Merged(average(model, arrivals, self.options.late))
 
 

@@ -24,7 +24,7 @@ class FedBuffOptions(MethodOptions):
         return FedBuff(self)
 
     def cost(self, setting: Setting) -> Cost:  # noqa: ARG002
-        """See `MethodOptions`. The buffer is a sum."""
+        """The buffer is a sum."""
         return Cost(kept=1, working=2)
 
 
@@ -39,7 +39,6 @@ class FedBuff:
         self.state = Buffer()
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         size, flushes = self.options.buffer_size, 0
         for arrival in arrivals:
             step = staleness_weight(self.options.staleness, arrival.staleness) * arrival.update.delta

@@ -41,7 +41,7 @@ class FedDFOptions(MethodOptions):
         return FedDF(self, parts.bench, examples, recipe, limit, parts.seed)
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`. Each teacher predicts the examples once."""
+        """Each teacher predicts the examples once."""
         trained, taught = self.epochs * setting.drawn * setting.active, setting.used * setting.drawn
         return Cost(trained=trained, evaluated=taught, working=3, max_staleness=staleness_limit(self.late))
 
@@ -68,7 +68,6 @@ class FedDF:
         self.max_staleness = staleness_limit(self.options.late)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
-        """See `Strategy`."""
         used = in_time(arrivals, self.options.late)
         if not used:
             return Merged(model)

@@ -37,7 +37,6 @@ class FedFTOptions(MethodOptions):
         return FedFT(self.base.build(parts), parts.bench, parts.server_data(), recipe, seed=parts.seed)
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`."""
         return replace(self.base.cost(setting), trained=float(self.epochs * setting.server), working=2)
 
 
@@ -55,7 +54,6 @@ class FedFT:
         self.max_staleness, self.state = max_staleness(self.base), state_of(self.base)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
-        """See `Strategy`."""
         merged = self.base.merge(model, arrivals, round)
         seed = seed_for(self.seed, "fine-tune", round)
         return Merged(self.bench.fit(merged.weights, self.examples, self.recipe, seed), merged.notes)

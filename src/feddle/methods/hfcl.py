@@ -27,7 +27,6 @@ class HfclOptions(MethodOptions):
         return HFCL(self, parts.bench, parts.server_data(), parts.recipe, parts.seed)
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`."""
         trained = float(setting.epochs * setting.server)
         return Cost(trained=trained, working=3, max_staleness=staleness_limit(self.late))
 
@@ -49,7 +48,6 @@ class HFCL:
         self.max_staleness = staleness_limit(self.options.late)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
-        """See `Strategy`."""
         end = self.bench.fit(model, self.examples, self.recipe, seed_for(self.seed, "hfcl", round))
         job = Job(client=-1, number=round, version=round)  # no client has this number
         own = Update(job, end.vector - model.vector, end.buffers, len(self.examples))

@@ -39,7 +39,7 @@ class LocalOptions(MethodOptions):
         return Local(parts.alone, self.clients, epochs, parts.rounds)
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`. A client is measured on the test examples of its classes; half of them are assumed."""
+        """A client is measured on the test examples of its classes; half of them are assumed."""
         clients = min(self.clients, setting.clients)
         epochs = self.epochs or max(1, round(setting.rounds * setting.per_round / setting.clients * setting.epochs))
         trained, measured = clients * epochs * setting.client_examples, clients * setting.test / 2
@@ -72,7 +72,6 @@ class Local:
         self.state = LocalState()
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         clients = self.alone.drawn(self.limit)
         due = clients[len(clients) * (round - 1) // self.rounds : len(clients) * round // self.rounds]
         scores = [self.alone.alone(client, model, self.epochs) for client in due]

@@ -23,7 +23,7 @@ class MedianOptions(MethodOptions):
         return CoordinateMedian(self)
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`. The updates are stacked and sorted, and the order of each number takes two more."""
+        """The updates are stacked and sorted, and the order of each number takes two more."""
         return Cost(working=4 * setting.most + 1)
 
 
@@ -38,7 +38,6 @@ class CoordinateMedian:
         self.options = options
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:  # noqa: ARG002
-        """See `Strategy`."""
         if not arrivals:
             return Merged(model)
         ordered = torch.stack([a.update.delta for a in arrivals]).sort(dim=0).values

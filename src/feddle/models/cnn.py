@@ -25,7 +25,6 @@ class CnnOptions(ModelOptions):
     pools: int = Field(3, ge=0, le=1000, strict=True, description="number of convolutions that 2×2 pooling follows")
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:  # noqa: ARG002
-        """See `ModelOptions`."""
         return CNN(classes, self, image_size=image_size, in_channels=channels)
 
     def weights(self) -> None:

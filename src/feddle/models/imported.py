@@ -19,7 +19,6 @@ class ImportedModel(ModelOptions, Imported):
     offers: ClassVar[tuple[str, ...]] = ("classes", "image_size", "channels")
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:  # noqa: ARG002
-        """See `ModelOptions`."""
         offers = dict(zip(self.offers, (classes, image_size, channels), strict=True))
         model = called(self.name, self.arguments, offers)
         if not isinstance(model, nn.Module):

@@ -34,11 +34,9 @@ class ImageNetOptions(ModelOptions, ABC):
     )
 
     def weights(self) -> FetchedWeights | None:
-        """See `ModelOptions`."""
         return named(self.name, self.folder) if self.pretrained else None
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:
-        """See `ModelOptions`."""
         weights = self.weights()
         if image_size < 32:
             raise FeddleError(f"{self.name} needs images of at least 32×32, got {image_size}; raise data.image_size")

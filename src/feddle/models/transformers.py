@@ -61,12 +61,10 @@ class TransformersOptions(ModelOptions):
     )
 
     def weights(self) -> FetchedWeights | ModelFolder:
-        """See `ModelOptions`."""
         fetched = any(self.path == source.name and source.config for source in WEIGHTS)
         return named(self.path) if fetched else ModelFolder(self.path)
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:
-        """See `ModelOptions`."""
         source = self.weights()
         source.fetch(quiet=quiet)
         return load_classifier(source.place, classes, self.lora, image_size=image_size, channels=channels)

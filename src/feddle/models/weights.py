@@ -39,7 +39,6 @@ class FetchedWeights(Fetched):
         """See `Source`: feddle's version determines the weights."""
 
     def read(self, *, quiet: bool = False) -> Tensors:
-        """See `Source`."""
         tensors = self.tensors(quiet=quiet)
         files = {name: tensors.pop(name).numpy().tobytes() for name in sorted(tensors) if name.endswith(".json")}
         if self.config:
@@ -60,12 +59,10 @@ class ModelFolder:
 
     @property
     def place(self) -> Path:
-        """See `Source`."""
         folder, kept = Path(self.name).expanduser(), cache_folder() / "weights" / self.name
         return kept if kept.is_dir() and not folder.is_dir() else folder
 
     def missing(self) -> str | None:
-        """See `Source`."""
         if self.place.is_dir():
             return None
         wrong = f"the model {self.name} cannot be fetched, and there is no folder {self.place.absolute()}"
@@ -75,7 +72,6 @@ class ModelFolder:
         """Do nothing: the folder cannot be downloaded."""
 
     def digest(self) -> str:
-        """See `Source`."""
         return place_hash(self.place)
 
     def read(self, *, quiet: bool = False) -> Path:  # noqa: ARG002 - a Source's arguments

@@ -78,7 +78,6 @@ class OwnedExamples:
         return len(self.examples)
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        """See `Examples`."""
         return self.examples.take(index)
 
 

@@ -123,31 +123,26 @@ class ShardedRows:
         return self.count
 
     def put(self, row: int, anchor: Tensor) -> None:
-        """See `Rows`."""
         self.files.put(row, anchor)
         self.member.ranks.announce(_PUT, row)
         self.member.put(row, anchor)
 
     def first(self, count: int) -> "ShardedRows":
-        """See `Rows`."""
         return ShardedRows(self.member, self.files, count)
 
     def saved(self, count: int) -> dict[str, Tensor]:
-        """See `Rows`. One tensor per row, which any number of ranks can load."""
+        """One tensor per row, which any number of ranks can load."""
         return self.files.saved(count)
 
     def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
-        """See `Rows`."""
         for row in range(count):
             self.put(row, row_in(saved, row))
 
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """See `Anchors`."""
         self.member.ranks.announce(_COMBINE, self.count, int(blocks is not None))
         return self.member.combine(origin, coefficients.contiguous(), blocks)
 
     def project(self, vector: Tensor, blocks: Blocks | None = None) -> Tensor:
-        """See `Anchors`."""
         new = not self.member.knows(_GRADIENT, vector)
         self.member.ranks.announce(_PROJECT, self.count, int(blocks is not None), int(new))
         if new:
@@ -167,7 +162,7 @@ class SharedObjective:
         return len(self.member.objective)
 
     def begin(self, start: Weights, seed: int, among: Tensor | None = None, arrivals: Sequence[Arrival] = ()) -> None:
-        """See `Objective`. All ranks do the same. Before the first search, they get the state of a resumed run."""
+        """All ranks do the same. Before the first search, they get the state of a resumed run."""
         if not self._restored:
             _send_state(self.member.ranks, self.state)
             self._restored = True
@@ -176,7 +171,6 @@ class SharedObjective:
         self.member.begin(start, seed, among, [arrival.model for arrival in arrivals])
 
     def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
-        """See `Objective`."""
         new = not self.member.knows(_COMBINE, point.vector)
         self.member.ranks.announce(_GRADIENT, len(examples), int(new))
         self.member.ranks.share(examples)

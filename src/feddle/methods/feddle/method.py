@@ -81,7 +81,6 @@ class CalibratedAnchors:
         self.state = cache
 
     def __call__(self, arrivals: Sequence[Arrival]) -> list[Tensor]:
-        """See `Anchoring`."""
         mean = self.state.mean()
         anchors = [mean + a.update.delta - self.state[a.update.job.client] for a in arrivals]
         for arrival in arrivals:
@@ -133,7 +132,7 @@ class AtlasOptions(MethodOptions):
 
     @property
     def reads_labels(self) -> bool:
-        """See `MethodOptions`. If the objective needs no labels, a method that adapts does not train on them either."""
+        """If the objective needs no labels, a method that adapts does not train on them either."""
         trains = self.server_anchor is not None and not self.adapts
         return trains or not isinstance(self.objective, DistilOptions | ClustersOptions)
 
@@ -169,7 +168,7 @@ class AtlasOptions(MethodOptions):
         )
 
     def cost(self, setting: Setting) -> Cost:
-        """See `MethodOptions`. A search without a server anchor is made only if an update arrived."""
+        """A search without a server anchor is made only if an update arrived."""
         capacity = self.atlas_size or 2 * setting.per_round
         rows = min(capacity, setting.used * setting.rounds)
         labels_fit = not self.adapts or (self.reads_labels and not setting.outside)
@@ -248,7 +247,6 @@ class Feddle:
         self.state = FeddleState(self.atlas, *states)
 
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
-        """See `Strategy`."""
         fresh = self._insert(arrivals)
         origin = Weights(model.vector, average_buffers(model, arrivals))
         if not fresh and self.server_anchor is None:

@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, TensorDataset
 import feddle
 from command import FEDDLE, run_feddle, run_process
 from feddle.cli.display import stop
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, nearest
+from feddle.core.importing import imported
 from feddle.grids.grid import chosen, load_grid
 from feddle.reading import read_run
 from feddle.run.progress import about
@@ -78,6 +79,15 @@ def test_errors_name_the_option(tmp_path: Path, config: Path, words: list[str], 
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert refused.err.startswith(f"feddle: {said}")
     assert not (tmp_path / "out").exists()
+
+
+def test_suggestions_are_not_far_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nearest("data", ["attack", "delays"]) is None
+    assert nearest("dgo", ["dog", "cat"]) == "dog"
+    (tmp_path / "mymodule.py").write_text("import numpy as np\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(FeddleError, match="mymodule has no 'nope'; check the name after the colon"):
+        imported("mymodule:nope")
 
 
 def test_a_folder_that_does_not_exist_cannot_be_resumed(tmp_path: Path) -> None:

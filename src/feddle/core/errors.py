@@ -19,7 +19,7 @@ class DivergedError(FeddleError):
     """A computation on the server's data gave numbers that are not finite."""
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.7) -> str | None:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
     """The known name that is most similar to `name`; None if none of them is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 

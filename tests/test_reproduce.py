@@ -336,7 +336,7 @@ def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None
         (["reproduce", CNN, "--seeds", "a"], "--seeds: expected whole numbers"),
         (["reproduce", CNN, "--seeds", "-1"], "from 0 up"),
         (["reproduce", CNN, "--list", "-o", "rund=3"], "-o rund=3: unknown key 'rund'; did you mean 'rounds'?"),
-        (["reproduce", CNN, "--list", "-o", "rounds=many"], "-o rounds=many: rounds: input should be a valid integer"),
+        (["reproduce", CNN, "--list", "-o", "rounds=many"], "-o rounds=many: rounds: expected a whole number"),
         (["reproduce", CNN, "--out", __file__], "is a file; name another folder with --out"),
         (["report", "nowhere", "--watch"], "expected a run folder, but there is no such folder"),
     ],

@@ -25,7 +25,7 @@ CONFIG = ROOT / "experiments" / "fashion-mnist-cnn.yaml"
 GOAL = 1.15
 sys.path.insert(0, str(ROOT / "tests"))
 
-from clusters import ENVIRONMENT, cluster  # noqa: E402
+from clusters import ENVIRONMENT, cluster, family  # noqa: E402
 
 ONE_RUN = """
 import hashlib, json, sys, time
@@ -57,21 +57,6 @@ class Measured:
     cpu: float
     memory: int
     digest: str
-
-
-def family(roots: Sequence[int]) -> list[int]:
-    """Processes, and all that they have started."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(entry.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
-            continue
-        children.setdefault(parent, []).append(int(entry.parent.name))
-    found = list(roots)
-    for pid in found:  # it grows
-        found += children.get(pid, [])
-    return found
 
 
 def cpu_seconds(pid: int) -> float:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ class RunningNode:
 
     def processes(self) -> list[int]:
         """Every process of the node."""
-        return _family(self.process.pid)
+        return family([self.process.pid])
 
     def kill(self) -> None:
         """End the node as a power cut would: no process of it can say goodbye."""
@@ -83,8 +83,8 @@ def _start(stack: ExitStack, said: Path, *words: str, store: int) -> RunningNode
     return node
 
 
-def _family(root: int) -> list[int]:
-    """A process and all that it has started, directly or not."""
+def family(roots: Sequence[int]) -> list[int]:
+    """Processes and all that they have started, directly or not."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -92,7 +92,7 @@ def _family(root: int) -> list[int]:
         except OSError:  # it has just ended
             continue
         children.setdefault(parent, []).append(int(entry.parent.name))
-    found = [root]
+    found = list(roots)
     for pid in found:  # it grows
         found += children.get(pid, [])
     return found

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from feddle.core.atlas import Atlas, FloatRows, SearchSpace
 from feddle.core.errors import FeddleError
-from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, halves
 from feddle.methods.feddle.method import Feddle
@@ -21,33 +19,19 @@ from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.training.search import Found, PaperSearch, SearchTask
 from killing import METHODS, small
-from three_numbers import Played, arrival, close, weights
+from three_numbers import Played, Targets, arrival, close, weights
 
 MODEL = weights(1.0, 2.0, 3.0)
 ARRIVALS = [arrival(4.0, 0.0, 0.0, client=7), arrival(0.0, 2.0, 0.0, client=9)]
 
 
-class Targets:
-    """ℓ(w) = ½‖w − t_i‖², with a target t_i for each example."""
-
-    def __init__(self, *targets: Sequence[float]) -> None:
-        self.targets = torch.tensor(targets)
-
-    def begin(
-        self, start: Weights, seed: int, among: Tensor | None = None, arrivals: Sequence[Arrival] = ()
-    ) -> None: ...
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
-        away = point.vector - self.targets[examples]
-        return float(away.square().sum(1).mean() / 2), away.mean(0)
+def targets_at(*targets: Sequence[float]) -> Targets:
+    return Targets(torch.tensor(targets))
 
 
 def gated(threshold: float, *targets: Sequence[float], capacity: int = 4) -> Played:
     search = GatedSearch(PaperSearch(lr=0.1, epochs=1, batch_size=4), threshold)
-    return Played(Feddle(Targets(*targets), Atlas(capacity, 3), search, FedBuffFallback()))
+    return Played(Feddle(targets_at(*targets), Atlas(capacity, 3), search, FedBuffFallback()))
 
 
 @pytest.mark.parametrize(("threshold", "closed"), [(0.70, False), (0.71, True)])
@@ -79,21 +63,21 @@ def test_a_closed_gate_scores_anchors_by_the_fallbacks_coefficients() -> None:
 
 def test_halves_of_odd_and_of_single_examples() -> None:
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)), torch.ones(3))
-    task = SearchTask(space, Targets((1.0, 0.0, 0.0)), torch.zeros(3))
+    task = SearchTask(space, targets_at((1.0, 0.0, 0.0)), torch.zeros(3))
     assert halves(task) == (0.0, 0.5), "a single example cannot be halved"
-    same = SearchTask(space, Targets(*[(1.0, 0.0, 0.0)] * 5), torch.zeros(3))
+    same = SearchTask(space, targets_at(*[(1.0, 0.0, 0.0)] * 5), torch.zeros(3))
     assert halves(same)[0] == pytest.approx(1.0)
-    opposite = SearchTask(space, Targets((1.0, 0.0, 0.0), (-1.0, 0.0, 0.0)), torch.zeros(3))
+    opposite = SearchTask(space, targets_at((1.0, 0.0, 0.0), (-1.0, 0.0, 0.0)), torch.zeros(3))
     assert halves(opposite)[0] == -1.0
     # losses ½, ½ and 2: their mean is 1, although one half has two examples and the other has one
-    odd = SearchTask(space, Targets((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), torch.zeros(3))
+    odd = SearchTask(space, targets_at((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 2.0)), torch.zeros(3))
     assert halves(odd)[1] == pytest.approx(1.0)
 
 
 def test_halves_do_not_follow_the_order_of_the_examples() -> None:
     # sorted by class, the first half would point one way and the second the other: cosine −1
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)), torch.ones(3))
-    objective = Targets(*[(2.0, 0.0, 0.0)] * 50, *[(-1.0, 0.0, 0.0)] * 50)
+    objective = targets_at(*[(2.0, 0.0, 0.0)] * 50, *[(-1.0, 0.0, 0.0)] * 50)
     assert halves(SearchTask(space, objective, torch.zeros(3)))[0] == pytest.approx(1.0)
 
 
@@ -109,7 +93,7 @@ def test_thresholds_below_and_above_every_cosine(
     search = PaperSearch(lr=0.1, epochs=2, batch_size=2)
 
     def merged(search: Any) -> tuple[Tensor, Any]:
-        strategy = Played(Feddle(Targets(*targets), Atlas(5, 3), search, FedBuffFallback(), seed=seed))
+        strategy = Played(Feddle(targets_at(*targets), Atlas(5, 3), search, FedBuffFallback(), seed=seed))
         first = strategy.merge(MODEL, arrivals)
         return strategy.merge(first, arrivals[:2]).vector, strategy.notes
 

@@ -21,7 +21,6 @@ from feddle.core.atlas import FloatRows, SearchSpace
 from feddle.core.blocks import Blocks, Segment
 from feddle.core.errors import StoppedError
 from feddle.core.layout import Weights
-from feddle.core.messages import Arrival
 from feddle.core.ranks import EndError, Ranks
 from feddle.core.streamed import StreamedRows
 from feddle.run.checkpoint import MANIFEST
@@ -32,28 +31,10 @@ from killing import METHODS, kept, small
 from many_ranks import environment, feddle_ranks, free_port, in_ranks, said_by
 from needs import linux
 from test_resume import CutError, cut_after, stop_at
-from three_numbers import weights
+from three_numbers import Targets, weights
 from waiting import patient, wait_until
 
 pytestmark = [linux, patient]
-
-
-class Targets:
-    """ℓ(w) = mean over the examples of ½‖w − t_e‖²."""
-
-    def __init__(self, targets: Tensor) -> None:
-        self.targets = targets
-
-    def begin(
-        self, start: Weights, seed: int, among: Tensor | None = None, arrivals: Sequence[Arrival] = ()
-    ) -> None: ...
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
-        away = point.vector - self.targets[examples]
-        return float(away.square().sum(1).mean() / 2), away.mean(0)
 
 
 def member_of(ranks: Ranks, capacity: int, targets: Tensor, blocks: Blocks | None = None) -> Member:

@@ -144,3 +144,21 @@ def bench(model: Numbers | None = None, *, statistic: bool = False) -> Workbench
 def numbers() -> Examples:
     """One example, x = y = 2."""
     return FromDataset(TensorDataset(torch.tensor([[2.0]]), torch.tensor([[2.0]])))
+
+
+class Targets:
+    """ℓ(w) = mean over the examples of ½‖w − t_e‖²."""
+
+    def __init__(self, targets: Tensor) -> None:
+        self.targets = targets
+
+    def begin(
+        self, start: Weights, seed: int, among: Tensor | None = None, arrivals: Sequence[Arrival] = ()
+    ) -> None: ...
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def loss_and_gradient(self, point: Weights, examples: Tensor) -> tuple[float, Tensor]:
+        away = point.vector - self.targets[examples]
+        return float(away.square().sum(1).mean() / 2), away.mean(0)

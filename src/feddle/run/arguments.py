@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout
 from feddle.core.seeds import global_seed
 from feddle.data.examples import Examples, as_examples, stored_targets
-from feddle.training.metrics import task_of
+from feddle.training.metrics import Task, task_of
 from feddle.training.train import Loss, outputs_of
 
 Data = Examples | Dataset[Any]
@@ -181,3 +181,13 @@ def check_model(model: object) -> None:
         found = "has lazy layers or is on the meta device, so it has no weights"
         raise FeddleError(f"simulate: the model {found}; run it once on an input, or load its weights")
     Layout.of(model)  # refuses a model without trainable parameters
+
+
+def check_numbers(server_classes: object, patience: object, task: object, *, tested: bool) -> None:
+    """Refuse a number of classes or evaluations that is none, and an unknown task."""
+    if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
+        raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
+    if patience is not None and not (type(patience) is int and patience > 0 and tested):
+        raise FeddleError(f"simulate: patience must be a whole number from 1 up, with test data, got {patience!r}")
+    if task not in (None, *get_args(Task)):
+        raise FeddleError(f"simulate: task must be one of {', '.join(get_args(Task))}, got {task!r}")

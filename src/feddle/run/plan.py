@@ -144,7 +144,7 @@ class Checkpoints(Options):
 class Config(SimulationPlan):
     """A whole run: the content of a config file. `load_config` reads one.
 
-    seed, rounds, device, workers: the seed, the number of rounds, and where the run is computed.
+    seed, rounds, device, workers, executor: the seed, the number of rounds, and where the run is computed.
     clients, delays, training: how many clients take part, how late their updates are, and how they train.
     method, averaging, checks: how the server merges updates, and which ones it refuses.
     data, model: what is trained on what.

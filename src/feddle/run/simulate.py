@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from feddle.run.arguments import (
     check_fit,
     check_list,
     check_model,
+    check_numbers,
     check_strategy,
     examples_of,
     functions_in,
@@ -137,18 +138,13 @@ def simulate(
     scratch: a folder for data that does not fit in memory, if there is no `out`.
     checkpoint: with `out`, how often the run is saved: `{"every": 10}` rounds; by default about once per minute.
     plan: these top-level keys of a config file: `rounds`, `seed`, `training`, `delays`, `evaluation`, `diagnostics`,
-        `checks`, `attack`, `privacy`, `method` (a name, or options), `averaging`, `workers` and `device`.
+        `checks`, `attack`, `privacy`, `method` (a name, or options), `averaging`, `workers`, `executor` and `device`.
     """
     check_model(model)
     check_strategy(strategy)
     check_list(clients)
     listeners = functions_in(callbacks)
-    if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
-        raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
-    if patience is not None and not (type(patience) is int and patience > 0 and test is not None):
-        raise FeddleError(f"simulate: patience must be a whole number from 1 up, with test data, got {patience!r}")
-    if task not in (None, *get_args(Task)):
-        raise FeddleError(f"simulate: task must be one of {', '.join(get_args(Task))}, got {task!r}")
+    check_numbers(server_classes, patience, task, tested=test is not None)
     if checkpoint is not None and out is None:
         raise FeddleError("simulate: checkpoint= needs a folder for the run; add out=")
     every = validated(Checkpoints, dict(checkpoint or {}), source="simulate: checkpoint").every

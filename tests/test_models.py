@@ -136,7 +136,10 @@ def test_nothing_in_the_source_unpickles_freely() -> None:
     assert free_readers("torch.load(f)\npickle.loads(b)\ntorch.load(f, weights_only=True)") == [1, 2]
     files = sorted(SOURCES.rglob("*.py"))
     assert len(files) > 50
-    assert {str(f): lines for f in files if (lines := free_readers(f.read_text(encoding="utf-8")))} == {}
+    found = {f.relative_to(SOURCES): free_readers(f.read_text(encoding="utf-8")) for f in files}
+    # Ray's workers unpickle what their own driver sent them. Whoever can send to a Ray cluster can run code there anyway.
+    allowed = {Path("runtimes/packing.py"): 1}
+    assert {path: len(lines) for path, lines in found.items() if lines} == allowed
 
 
 # An ONNX file, written by hand: protobuf is a key (number and wire type), a length, and the content

@@ -136,7 +136,7 @@ def test_a_config_without_executor_keeps_its_text_and_its_hash() -> None:
 @pytest.mark.parametrize(
     ("executor", "words"),
     [
-        ({"address": "h:1"}, "options without a name"),
+        ({"address": "h:1"}, "expected options with a name"),
         ({"name": "ray", "adress": "h:1"}, "did you mean 'address'"),
         ({"name": "ray", "address": "nowhere"}, "expected host:port"),
         ({"name": "ray", "address": "ray://h:1"}, "expected host:port"),

@@ -260,7 +260,7 @@ def test_diagnostics_look_at_what_clients_would_send_and_spend_nothing() -> None
 
 def test_running_statistics_are_not_protected_so_they_are_refused() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64))
+    data = TensorDataset(torch.randn(8, 2), torch.arange(8) % 2)
     with pytest.raises(FeddleError, match=r"running statistics \(1\.running_mean\); use a model without BatchNorm"):
         feddle.simulate(model, [data], per_round=1, rounds=1, method="fedbuff", privacy={}, workers=0)
 

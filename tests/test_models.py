@@ -137,7 +137,7 @@ def test_nothing_in_the_source_unpickles_freely() -> None:
     files = sorted(SOURCES.rglob("*.py"))
     assert len(files) > 50
     found = {f.relative_to(SOURCES): free_readers(f.read_text(encoding="utf-8")) for f in files}
-    # Ray's workers unpickle what their own driver sent them. Whoever can send to a Ray cluster can run code there anyway.
+    # Ray's workers unpickle what their own driver sent. Whoever can send to a Ray cluster can run code there anyway.
     allowed = {Path("runtimes/packing.py"): 1}
     assert {path: len(lines) for path, lines in found.items() if lines} == allowed
 

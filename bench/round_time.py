@@ -2,8 +2,8 @@
 
 The workload is that of `bench/peers.py` (synchronous FedAvg, the paper's CNN). The first table is the CPU time of a job
 in one process with one thread, by part. The second is the wall time of two workers: how long they train, and how long
-they wait for the first job, for the last job of a round, and for the server. The last line compares the forward and
-backward passes with the sgemm rate of the machine.
+they wait for the first job, for the last job of a round, and for the server. The last line is the share of the workers'
+time that torch's passes take: what is left of a run if everything else took no time.
 """
 
 import argparse
@@ -11,11 +11,10 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from settings import workload_config
 
 PASSES = "forward and backward passes"
-FLOPS = 3 * 2 * 32 * (1024 * 27 * 32 + 256 * 288 * 64 + 64 * 576 * 64 + 1024 * 512 + 512 * 10)  # of a step
 
 
 class Times:
@@ -90,8 +88,8 @@ def timed_job(problem: Problem, layout: Layout, start: Weights, client: int, rec
         end.vector.sub_(start.vector)
 
 
-def by_part(jobs: int) -> tuple[Times, float, int]:
-    """The times of the parts of all jobs, the CPU time of the same jobs in feddle, and the number of steps."""
+def by_part(jobs: int) -> tuple[Times, float]:
+    """The times of the parts of all jobs, and the CPU time of the same jobs in feddle."""
     config = workload_config(1, 0)
     problem = build_problem(config, quiet=True)
     layout, recipe = Layout.of(problem.model), config.training
@@ -103,7 +101,7 @@ def by_part(jobs: int) -> tuple[Times, float, int]:
         timed_job(problem, layout, start, client, recipe, times)
         with whole.part("job"):
             work(Job(client, 0, 0), start)
-    return times, whole.seconds["job"], jobs * -(-len(problem.clients[0]) // recipe.batch_size)
+    return times, whole.seconds["job"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,18 +151,6 @@ def shares(jobs: Sequence[tuple[int, float, float]], began: float, ended: float,
     }
 
 
-def sgemm_rate(repeats: int = 20) -> float:
-    """Multiply-adds of a matrix product per CPU second on one core, times two."""
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-
-    def seconds(work: Callable[[], object]) -> float:
-        began = time.process_time()
-        work()
-        return time.process_time() - began
-
-    return 2 * 1024**3 / median(seconds(lambda: a @ b) for _ in range(repeats))
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -173,18 +159,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     with one_thread():
-        rate = sgemm_rate()
-        times, whole, steps = by_part(arguments.jobs)
+        times, whole = by_part(arguments.jobs)
     print("| part of a job | share of its CPU time |\n|---|---|")
     for name, seconds in sorted(times.seconds.items(), key=lambda item: -item[1]):
         print(f"| {name} | {100 * seconds / whole:.1f} % |")
     print(f"| the rest: losses, order of the batches, loop | {100 - 100 * sum(times.seconds.values()) / whole:.1f} % |")
     print(f"\n| time of {arguments.workers} workers | share |\n|---|---|")
-    for name, share in with_workers(arguments.rounds, arguments.workers).items():
+    found = with_workers(arguments.rounds, arguments.workers)
+    for name, share in found.items():
         print(f"| {name} | {100 * share:.1f} % |")
-    passes = FLOPS * steps / times.seconds[PASSES] / rate
-    print(f"\nThe passes run at {100 * passes:.0f} % of the sgemm rate of one core, the whole job at ", end="")
-    print(f"{100 * FLOPS * steps / whole / rate:.0f} %.")
+    print(
+        f"\nTorch's passes take {100 * found['training'] * times.seconds[PASSES] / whole:.0f} % of the workers' time."
+    )
 
 
 if __name__ == "__main__":

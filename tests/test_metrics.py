@@ -477,6 +477,26 @@ def test_the_verdict_of_a_client_uses_all_seeds(tmp_path: Path, right: list[int]
     assert joined.means[0] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(
+    ("changes", "short"),
+    [
+        # t(2) = 4.303, so −16, −16 and −34 points have the mean −22 and the interval ±4.303 · 10.39 / √3 = ±25.8. Each
+        # seed alone has p ≤ 2 · 0.5¹⁶, far below 0.05.
+        ([-16, -16, -34], "worse, p < 0.001"),
+        # Five losses have p = 2 · 0.5⁵ = 0.06, so one seed alone does not show it: −22 ± 4.303 · 15.13 / √3 = ±37.6.
+        ([-5, -27, -34], "not clear, −22.0 points on average, but 3 seeds are too few (95 % interval −59.6 to 15.6)"),
+        ([6, -36, -36], "not clear, the seeds differ"),
+    ],
+)
+def test_seeds_that_each_show_the_harm_are_a_verdict(tmp_path: Path, changes: list[int], short: str) -> None:
+    folders = []
+    for seed, change in enumerate(changes):
+        for method, count in (("feddle", 50 + change), ("local", 50)):
+            folders.append(with_tests(tmp_path / f"{method}{seed}", method, {"north": (count, 100)}, seed))
+    (joined,) = joined_methods(grid_of_runs(folders).panels[0])
+    assert joined.verdicts["north"].short == short
+
+
 def test_clients_without_names_are_compared_for_one_seed(tmp_path: Path) -> None:
     folders = []
     for seed in (3, 4):

@@ -81,8 +81,9 @@ def _about_clear(found: Sequence[ClientScores]) -> str:
     if all(map(right_by_client, found)):
         return (
             "A difference is clear if an exact paired test on the client’s test examples has p < 0.05, divided by the"
-            " number of clients compared. With several seeds, the test uses the mean counts of all of them, and the"
-            " interval of 95 % of the difference over the seeds must not contain 0."
+            " number of clients compared. With several seeds, the test uses the mean counts of all of them, and"
+            " either the interval of 95 % of the difference over the seeds must not contain 0, or every seed alone must"
+            " show the difference by the same test."
         )
     return (
         "A difference is clear if the intervals that the number of test examples of each class leaves open do not"

@@ -8,12 +8,13 @@ from feddle.core.metrics import ACCURACY, Metric, metric_named
 from feddle.records import ClientScores, RunRecord
 from feddle.report.evidence import LEVEL, exact_p, have_same_tests, interval_over_seeds, only, p_words, right_by_client
 from feddle.report.grid import LOCAL, Grid, Panel, is_local
-from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of
+from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, signed
 
 _NAMES = 5  # names in a sentence
 BETTER, WORSE = "better", "worse"
 NOT_CLEAR, TOO_FEW, UNKNOWN = "no clear difference", "too few test examples to tell", "unknown number of test examples"
 _VERDICTS = {BETTER: "clearly better", WORSE: "clearly worse", NOT_CLEAR: NOT_CLEAR, TOO_FEW: TOO_FEW, UNKNOWN: UNKNOWN}
+Counts = tuple[int, int, int]  # test examples right only in the federation, right only alone, and all
 Pair = tuple[RunRecord, RunRecord]  # a federated run, and the run of `local` with the same seed
 
 
@@ -157,7 +158,7 @@ def _verdicts(pairs: Sequence[Pair]) -> dict[str, Verdict]:
     If it is known which of a client's own test examples are right, the exact paired test decides. Otherwise the
     intervals that the number of test examples leaves open must not overlap, which is stricter.
     """
-    counts: dict[str, list[tuple[int, int, int]]] = {}  # of each seed: right only there, right only alone, examples
+    counts: dict[str, list[Counts]] = {}  # of each seed
     for run, alone in pairs:
         ours, own = right_by_client(_clients(run)), right_by_client(_clients(alone))
         names = dict(zip(_clients(run)["clients"], names_of(_clients(run)), strict=False))
@@ -169,11 +170,10 @@ def _verdicts(pairs: Sequence[Pair]) -> dict[str, Verdict]:
     return _by_intervals(*pairs[0])
 
 
-def _paired(counts: Sequence[tuple[int, int, int]], comparisons: int) -> Verdict:
+def _paired(counts: Sequence[Counts], comparisons: int) -> Verdict:
     """The exact test with the mean counts over the seeds, which may share test examples.
 
-    Several seeds must also have an interval of the difference without 0. This only withdraws verdicts, so it needs no
-    correction.
+    Several seeds must also agree. This only withdraws verdicts, so it needs no correction.
     """
     more, less, tests = (round(fmean(values)) for values in zip(*counts, strict=True))
     level, p = LEVEL / comparisons, exact_p(more, less)
@@ -181,11 +181,25 @@ def _paired(counts: Sequence[tuple[int, int, int]], comparisons: int) -> Verdict
         return Verdict(TOO_FEW)
     if p >= level:
         return Verdict(NOT_CLEAR, p_words(p))
-    if len(counts) > 1:
-        low, high = interval_over_seeds([(more - less) / max(tests, 1) for more, less, tests in counts])
-        if low <= 0 <= high:
-            return Verdict(NOT_CLEAR, "the seeds differ")
+    if len(counts) > 1 and (doubt := _doubt(counts, level)):
+        return Verdict(NOT_CLEAR, doubt)
     return Verdict(BETTER if more > less else WORSE, p_words(p))
+
+
+def _doubt(counts: Sequence[Counts], level: float) -> str:
+    """Why several seeds do not show a client's difference; empty if they do.
+
+    They show it if the interval over the seeds is without 0, or if every seed alone shows it. Few seeds have a wide
+    interval, so without the second rule a harm that each seed shows would be withdrawn because it is not equally large.
+    """
+    points = [100 * (more - less) / max(tests, 1) for more, less, tests in counts]
+    low, high = interval_over_seeds(points)
+    if min(points) < 0 < max(points):
+        return "the seeds differ" if low <= 0 <= high else ""
+    if not low <= 0 <= high or all(exact_p(more, less) < level for more, less, _ in counts):
+        return ""
+    ends = f"{max(low, -100):.1f} to {min(high, 100):.1f}".replace("-", "−")
+    return f"{signed(fmean(points))} points on average, but {len(counts)} seeds are too few (95 % interval {ends})"
 
 
 def _by_intervals(run: RunRecord, alone: RunRecord) -> dict[str, Verdict]:

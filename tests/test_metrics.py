@@ -497,6 +497,16 @@ def test_seeds_that_each_show_the_harm_are_a_verdict(tmp_path: Path, changes: li
     assert joined.verdicts["north"].short == short
 
 
+def test_the_table_of_clients_shows_means_over_the_seeds(tmp_path: Path) -> None:
+    # 30 of 100 and 60 of 120 right: the mean of 30 % and 50 % is 40 %. Only the first seed measured south, with 20 %.
+    runs = [{"north": (30, 100), "south": (20, 100)}, {"north": (60, 120)}]
+    folders = [with_tests(tmp_path / f"fedavg{seed}", "fedavg", right, seed) for seed, right in enumerate(runs)]
+    text = page([grid_of_runs(folders)])
+    assert '<th scope="row">north</th><td>50</td><td>100–120</td><td>40.0%</td>' in text
+    assert '<th scope="row">south</th><td>50</td><td>100</td><td>20.0%</td>' in text
+    assert "that of a client, over the seeds that measured it" in text
+
+
 def test_clients_without_names_are_compared_for_one_seed(tmp_path: Path) -> None:
     folders = []
     for seed in (3, 4):

@@ -109,6 +109,16 @@ def measured(runs: Mapping[str, RunRecord]) -> dict[str, ClientScores]:
     }
 
 
+def scores_of_seeds(panel: Panel) -> dict[str, list[ClientScores]]:
+    """The clients of each row for every seed, if they are the same ones; otherwise those of the first seed."""
+    first = measured(first_runs(panel))
+    cells = {label: panel.at(row, 0) for row, label in panel.rows.items() if label in first}
+    runs = {label: [run for run in cell.runs if run.result.get("clients")] for label, cell in cells.items()}
+    if not all(_has_named_tests(run) and run.metric == ACCURACY for each in runs.values() for run in each):
+        return {label: [clients] for label, clients in first.items()}
+    return {label: [_clients(run) for run in runs[label] if _clients(run)["scores"]] for label in first}
+
+
 def names_of(clients: ClientScores) -> list[str]:
     """The names of the clients; their numbers if they have no names."""
     return clients["names"] or [f"client {number}" for number in clients["clients"]]

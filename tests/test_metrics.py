@@ -497,6 +497,20 @@ def test_seeds_that_each_show_the_harm_are_a_verdict(tmp_path: Path, changes: li
     assert joined.verdicts["north"].short == short
 
 
+def test_a_run_that_is_too_short_has_no_verdict_for_any_client(tmp_path: Path) -> None:
+    for method, right in (("feddle", 10), ("local", 80)):  # 70 losses, which 20 rounds or more would call worse
+        folder = with_tests(tmp_path / method, method, {"north": (right, 80)})
+        (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, "rounds": 19, "method": {"name": method}}))
+    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    assert headline(grid) == "No verdict: a run of 19 rounds is too short"
+    means = "Accuracy, mean over clients: 12.5% in the federation, 100.0% alone."
+    assert joining(grid) == [f"feddle compared with training alone: {means}"]
+    text = page([grid])
+    assert "<small>worse" not in text
+    assert "clearly worse" not in text
+    assert "No client has a verdict, because a run of 19 rounds is too short." in text
+
+
 def test_the_table_of_clients_shows_means_over_the_seeds(tmp_path: Path) -> None:
     # 30 of 100 and 60 of 120 right: the mean of 30 % and 50 % is 40 %. Only the first seed measured south, with 20 %.
     runs = [{"north": (30, 100), "south": (20, 100)}, {"north": (60, 120)}]

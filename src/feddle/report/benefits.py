@@ -37,25 +37,28 @@ _MEANS = (
 Section = tuple[str, str, Sequence[Markup | None]]
 
 
-def benefits(panel: Panel) -> list[Section]:
-    """The sections of a panel, as title, text and content. A panel with several columns has none."""
+def benefits(panel: Panel, barred: str = "") -> list[Section]:
+    """The sections of a panel, as title, text and content. A panel with several columns has none.
+
+    `barred`: why there are no verdicts, if there are none.
+    """
     if not (runs := first_runs(panel)):
         return []
     seed = next(f" The numbers in tables are those of seed {run.config.get('seed')}." for run in runs.values())
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
     averaged = any(len(each) > 1 for each in scores_of_seeds(panel).values())
-    sections = {_clients_section: _MEANS if averaged else seed, _last_section: seed, _classes_section: seed}
-    found = [(write(panel), about if several else "") for write, about in sections.items()]
-    return [(title, text + about, content) for (title, text, content), about in found]
+    sections = [_clients_section(panel, barred), _last_section(runs), _classes_section(runs)]
+    about = [_MEANS if averaged else seed, seed, seed] if several else [""] * 3
+    return [(title, text + more, content) for (title, text, content), more in zip(sections, about, strict=True)]
 
 
-def _clients_section(panel: Panel) -> Section:
+def _clients_section(panel: Panel, barred: str) -> Section:
     runs = first_runs(panel)
     found, seeds = measured(runs), scores_of_seeds(panel)
     if not found:
         return "Clients", "", []
     first = next(iter(found.values()))
-    metric, joined = metric_named(first["metric"]), joined_methods(panel)
+    metric, joined = metric_named(first["metric"]), joined_methods(panel, barred)
     alone = any(runs[label].method == LOCAL for label in found)
     text = [
         f"{metric.words} of the last model for each client. {_MEASURED[first['measured_on']]}",
@@ -63,7 +66,8 @@ def _clients_section(panel: Panel) -> Section:
         "With local, each client trains alone, with as many passes over its data as in the federation on average."
         if alone
         else f"To compare with clients that train alone, run the method local too ({_how_to_add_local(runs)}).",
-        _about_clear(list(found.values())) if joined and metric == ACCURACY else "",
+        _about_clear(list(found.values())) if joined and metric == ACCURACY and not barred else "",
+        f"No client has a verdict, because {barred}." if joined and barred else "",
     ]
     sentences = each("p", [one.sentence for one in joined])
     parts = [sentences, _spread_table(seeds, metric), _client_table(seeds, metric, joined)]
@@ -155,9 +159,8 @@ def _small(text: str) -> Markup | None:
     return element("small", unbroken(text)) if text else None
 
 
-def _last_section(panel: Panel) -> Section:
+def _last_section(runs: Mapping[str, RunRecord]) -> Section:
     """Every metric of the last evaluation."""
-    runs = first_runs(panel)
     found = {label: last for label, run in runs.items() if (last := run.result.get("last"))}
     names = dict.fromkeys(name for last in found.values() for name in last)
     rows = [_row(name.replace("_", " "), (_value(name, last.get(name)) for last in found.values())) for name in names]
@@ -170,8 +173,7 @@ def _value(name: str, value: float | None) -> str:
     return f"{100 * value:.1f}%" if name in _SHARES else f"{value:.3g}".replace("-", "−")
 
 
-def _classes_section(panel: Panel) -> Section:
-    runs = first_runs(panel)
+def _classes_section(runs: Mapping[str, RunRecord]) -> Section:
     found = {label: classes for label, run in runs.items() if (classes := run.result.get("classes"))}
     names = dict.fromkeys(name for classes in found.values() for name in classes.get("names", []))
     labels = any("f1" in classes for classes in found.values())

@@ -1,12 +1,21 @@
 """Does joining help: how well a model of the federation works for each client, and the client's own model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from feddle.core.metrics import ACCURACY, Metric, metric_named
 from feddle.records import ClientScores, RunRecord
-from feddle.report.evidence import LEVEL, exact_p, have_same_tests, interval_over_seeds, only, p_words, right_by_client
+from feddle.report.evidence import (
+    LEVEL,
+    exact_p,
+    have_same_tests,
+    interval_over_seeds,
+    obstacle,
+    only,
+    p_words,
+    right_by_client,
+)
 from feddle.report.grid import LOCAL, Grid, Panel, is_local
 from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, signed
 
@@ -77,11 +86,11 @@ class Joined:
 
 def joining(grid: Grid) -> list[str]:
     """Whether the clients are better off than alone, one sentence for each method; none without the method local."""
-    return [joined.sentence for panel in grid.panels for joined in joined_methods(panel)]
+    return [joined.sentence for panel in grid.panels for joined in joined_methods(panel, obstacle(grid, panel))]
 
 
-def joined_methods(panel: Panel) -> list[Joined]:
-    """The methods of a panel with one column that can be compared with `local`."""
+def joined_methods(panel: Panel, barred: str = "") -> list[Joined]:
+    """The methods of a panel with one column that can be compared with `local`; if `barred`, without verdicts."""
     runs = first_runs(panel)
     found = measured(runs)
     alone = next((label for label in found if runs[label].method == LOCAL), None)
@@ -90,7 +99,8 @@ def joined_methods(panel: Panel) -> list[Joined]:
     cells = {label: panel.at(row, 0) for row, label in panel.rows.items()}
     others = [label for label in found if label != alone]
     pairs = {label: _pairs(cells[label].runs, cells[alone].runs) for label in others}
-    return [joined for label in others if pairs[label] and (joined := _joined(label, pairs[label]))]
+    joined = [_joined(label, pairs[label]) for label in others if pairs[label]]
+    return [replace(each, verdicts={}) for each in joined] if barred else joined
 
 
 def first_runs(panel: Panel) -> dict[str, RunRecord]:

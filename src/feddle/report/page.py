@@ -14,6 +14,7 @@ from feddle.report.benefits import benefits
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.clients import client_figures
 from feddle.report.coefficients import coefficient_figures
+from feddle.report.evidence import obstacle
 from feddle.report.grid import CENTER, LOCAL, Grid, Panel, is_local, is_simulation, read_grids
 from feddle.report.joining import caveats
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
@@ -123,7 +124,7 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     return [
         _section("Clients and classes", panel, counts, *partitions[:1], others),
         _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
-        *(_section(title, panel, text, *parts) for title, text, parts in benefits(panel)),
+        *(_section(title, panel, text, *parts) for title, text, parts in benefits(panel, obstacle(grid, panel))),
         _section(f"{panel.metric.words} over rounds", panel, _about_curves(panel), *curves),
         _coefficients(panel),
         _staleness(panel),

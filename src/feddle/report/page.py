@@ -19,7 +19,7 @@ from feddle.report.grid import CENTER, LOCAL, Grid, Panel, is_local, is_simulati
 from feddle.report.joining import caveats
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
 from feddle.report.numbers import NONE, counted, listed
-from feddle.report.setting import differences, discards_late, examples, really_run, setting, versions
+from feddle.report.setting import differences, discards_late, examples, really_run, setting, simulated_clients, versions
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
 from feddle.report.warnings import warnings
 from feddle.report.words import ABOUT, DISCARDING, headline, lead
@@ -86,7 +86,7 @@ def _opening(grid: Grid) -> Markup:
     texts = {
         "alert": alerts,
         "lead": [*caveats(grid), " ".join(lead(grid))],
-        "quiet": [setting(grid.runs), record.get("note", "").replace("`", "")],
+        "quiet": [setting(grid.runs), simulated_clients(grid.runs), record.get("note", "").replace("`", "")],
     }
     return element(
         "header",

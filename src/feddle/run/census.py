@@ -18,6 +18,8 @@ def census(problem: Problem) -> DataRecord:
         "guidance": 0 if problem.server is None else len(problem.server),
         "digest": problem.digest or json_digest(own),
     }
+    if problem.unused:
+        found["unused"] = list(problem.unused)
     if problem.test is not None:
         found["test"] = len(problem.test)
     if labels is not None:

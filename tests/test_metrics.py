@@ -30,6 +30,7 @@ from feddle.report.numbers import binomial_interval, effective_count
 from feddle.report.page import page
 from feddle.report.warnings import warnings as found_warnings
 from feddle.report.words import headline, lead
+from feddle.run.census import census
 from feddle.run.per_client import weighted
 from feddle.run.problem import build_problem
 from feddle.run.simulate import simulated
@@ -549,6 +550,27 @@ def test_local_never_leads_and_its_number_has_a_caveat(tmp_path: Path) -> None:
     assert "the clients’ own models; on all test data 33.3%" in text
     shown = run_feddle("report", *(tmp_path / method for method in runs), "--out", tmp_path / "page.html")
     assert told in shown.out
+
+
+def test_labels_at_the_server_stand_near_the_comparison_with_local(tmp_path: Path) -> None:
+    for method in ("fedavg", "feddle", "hfcl", "local"):
+        folder = with_tests(tmp_path / method, method, {"north": (60, 80)})
+        (folder / "data.json").write_text(json.dumps({"guidance": 1200, "guidance_from_test": True}))
+    grid = grid_of_runs([tmp_path / name for name in ("fedavg", "feddle", "local")])
+    told = "feddle also uses 1,200 labelled examples at the server, which were taken from the held-out data;"
+    assert caveats(grid)[-1] == f"{told} local does not."
+    assert f"{told} local does not." in page([grid])
+    (tmp_path / "hfcl" / "data.json").write_text(json.dumps({"guidance": 1000}))  # rows of the server's own
+    both = caveats(grid_of_runs([tmp_path / name for name in ("feddle", "hfcl", "local")]))[-1]
+    assert both == "feddle and hfcl also use 1,000–1,200 labelled examples at the server; local does not."
+    assert "labelled" not in " ".join(caveats(grid_of_runs([tmp_path / "fedavg", tmp_path / "local"])))
+    config = {"seed": 0, "method": {"name": "feddle", "objective": {"name": "distil"}}}
+    (tmp_path / "feddle" / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "labelled" not in " ".join(caveats(grid_of_runs([tmp_path / "feddle", tmp_path / "local"])))
+
+
+def test_the_server_takes_its_examples_from_the_held_out_data() -> None:
+    assert census(build_problem(tiny()))["guidance_from_test"]
 
 
 def test_local_measures_its_models_on_all_test_data() -> None:

@@ -162,6 +162,7 @@ class DataRecord(TypedDict, total=False):
 
     train: Amount  # of all clients; missing in a federation, which does not know them
     guidance: Amount  # at the server
+    guidance_from_test: bool  # whether they were taken from the held-out data
     test: Amount
     guess: Annotated[float, Field(ge=0, le=1)]  # accuracy of always guessing the most frequent class
     digest: str  # of the labels and of the partition

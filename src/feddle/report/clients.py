@@ -54,5 +54,5 @@ def _note(client: str, classes: list[str], counts: list[int]) -> str:
     """The classes of a client in words, the most frequent first."""
     order = sorted((-count, at) for at, count in enumerate(counts) if count)
     parts = [f"{-count} of {classes[at]}" for count, at in order[:5]]
-    more = [f"{len(order) - 5} more classes"] if len(order) > 5 else []
+    more = [f"{len(order) - 5} more class{'' if len(order) == 6 else 'es'}"] if len(order) > 5 else []
     return f"{client}: {', '.join([*parts, *more])}"

@@ -16,10 +16,11 @@ from feddle.report.evidence import (
     p_words,
     right_by_client,
 )
-from feddle.report.grid import LOCAL, Grid, Panel, is_local
+from feddle.report.grid import LOCAL, Grid, Panel, is_local, value_in
 from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, signed
 
 _NAMES = 5  # names in a sentence
+_GUIDED = ("feddle", "feddle+", "fed+ft", "hfcl", "center", "convex")  # methods that use labelled data at the server
 BETTER, WORSE = "better", "worse"
 NOT_CLEAR, TOO_FEW, UNKNOWN = "no clear difference", "too few test examples to tell", "unknown number of test examples"
 _VERDICTS = {BETTER: "clearly better", WORSE: "clearly worse", NOT_CLEAR: NOT_CLEAR, TOO_FEW: TOO_FEW, UNKNOWN: UNKNOWN}
@@ -258,8 +259,32 @@ def _effective(run: RunRecord) -> dict[str, float]:
 
 
 def caveats(grid: Grid) -> list[str]:
-    """What the number of `local` does not say, once for each panel that has it."""
-    return [text for panel in grid.panels if (text := _caveat(panel))]
+    """What a comparison with `local` does not say, once for each panel that has it."""
+    return [text for panel in grid.panels for text in (_caveat(panel), _more_labels(panel)) if text]
+
+
+def _more_labels(panel: Panel) -> str:
+    """The labelled examples at the server, which other methods use and `local` does not; empty if there are none."""
+    if not any(map(is_local, panel.cells.values())) or len(panel.columns) > 1:
+        return ""
+    runs = {label: run for label, run in first_runs(panel).items() if _reads_labels(run) and run.data.get("guidance")}
+    if not runs:
+        return ""
+    counts = {run.data["guidance"] for run in runs.values()}
+    held = all(run.data.get("guidance_from_test") for run in runs.values())
+    amount = "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
+    verb, taken = "uses" if len(runs) == 1 else "use", ", which were taken from the held-out data" if held else ""
+    return f"{listed(list(runs), _NAMES)} also {verb} {amount} labelled examples at the server{taken}; {LOCAL} does not."
+
+
+def _reads_labels(run: RunRecord) -> bool:
+    """Whether the method of a run reads labels of the clients' task at the server."""
+    if run.method not in _GUIDED or value_in(run.config, ("data", "server", "name")):  # data of another domain
+        return False
+    objective = value_in(run.config, ("method", "objective"))
+    name = objective.get("name") if isinstance(objective, Mapping) else objective
+    trains = run.method == "feddle" and value_in(run.config, ("method", "server_anchor")) is not None
+    return trains or name not in ("distil", "clusters")
 
 
 def _caveat(panel: Panel) -> str:

@@ -274,7 +274,9 @@ def _more_labels(panel: Panel) -> str:
     held = all(run.data.get("guidance_from_test") for run in runs.values())
     amount = "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
     verb, taken = "uses" if len(runs) == 1 else "use", ", which were taken from the held-out data" if held else ""
-    return f"{listed(list(runs), _NAMES)} also {verb} {amount} labelled examples at the server{taken}; {LOCAL} does not."
+    return (
+        f"{listed(list(runs), _NAMES)} also {verb} {amount} labelled examples at the server{taken}; {LOCAL} does not."
+    )
 
 
 def _reads_labels(run: RunRecord) -> bool:

@@ -30,6 +30,7 @@ from feddle.report.numbers import binomial_interval, effective_count
 from feddle.report.page import page
 from feddle.report.warnings import warnings as found_warnings
 from feddle.report.words import headline, lead
+from feddle.run.census import census
 from feddle.run.per_client import weighted
 from feddle.run.problem import build_problem
 from feddle.run.simulate import simulated
@@ -477,6 +478,50 @@ def test_the_verdict_of_a_client_uses_all_seeds(tmp_path: Path, right: list[int]
     assert joined.means[0] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(
+    ("changes", "short"),
+    [
+        # t(2) = 4.303, so −16, −16 and −34 points have the mean −22 and the interval ±4.303 · 10.39 / √3 = ±25.8. Each
+        # seed alone has p ≤ 2 · 0.5¹⁶, far below 0.05.
+        ([-16, -16, -34], "worse, p < 0.001"),
+        # Five losses have p = 2 · 0.5⁵ = 0.06, so one seed alone does not show it: −22 ± 4.303 · 15.13 / √3 = ±37.6.
+        ([-5, -27, -34], "not clear, −22.0 points on average, but 3 seeds are too few (95 % interval −59.6 to 15.6)"),
+        ([6, -36, -36], "not clear, the seeds differ"),
+    ],
+)
+def test_seeds_that_each_show_the_harm_are_a_verdict(tmp_path: Path, changes: list[int], short: str) -> None:
+    folders = []
+    for seed, change in enumerate(changes):
+        for method, count in (("feddle", 50 + change), ("local", 50)):
+            folders.append(with_tests(tmp_path / f"{method}{seed}", method, {"north": (count, 100)}, seed))
+    (joined,) = joined_methods(grid_of_runs(folders).panels[0])
+    assert joined.verdicts["north"].short == short
+
+
+def test_a_run_that_is_too_short_has_no_verdict_for_any_client(tmp_path: Path) -> None:
+    for method, right in (("feddle", 10), ("local", 80)):  # 70 losses, which 20 rounds or more would call worse
+        folder = with_tests(tmp_path / method, method, {"north": (right, 80)})
+        (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, "rounds": 19, "method": {"name": method}}))
+    grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
+    assert headline(grid) == "No verdict: a run of 19 rounds is too short"
+    means = "Accuracy, mean over clients: 12.5% in the federation, 100.0% alone."
+    assert joining(grid) == [f"feddle compared with training alone: {means}"]
+    text = page([grid])
+    assert "<small>worse" not in text
+    assert "clearly worse" not in text
+    assert "No client has a verdict, because a run of 19 rounds is too short." in text
+
+
+def test_the_table_of_clients_shows_means_over_the_seeds(tmp_path: Path) -> None:
+    # 30 of 100 and 60 of 120 right: the mean of 30 % and 50 % is 40 %. Only the first seed measured south, with 20 %.
+    runs = [{"north": (30, 100), "south": (20, 100)}, {"north": (60, 120)}]
+    folders = [with_tests(tmp_path / f"fedavg{seed}", "fedavg", right, seed) for seed, right in enumerate(runs)]
+    text = page([grid_of_runs(folders)])
+    assert '<th scope="row">north</th><td>50</td><td>100–120</td><td>40.0%</td>' in text
+    assert '<th scope="row">south</th><td>50</td><td>100</td><td>20.0%</td>' in text
+    assert "that of a client, over the seeds that measured it" in text
+
+
 def test_clients_without_names_are_compared_for_one_seed(tmp_path: Path) -> None:
     folders = []
     for seed in (3, 4):
@@ -505,6 +550,27 @@ def test_local_never_leads_and_its_number_has_a_caveat(tmp_path: Path) -> None:
     assert "the clients’ own models; on all test data 33.3%" in text
     shown = run_feddle("report", *(tmp_path / method for method in runs), "--out", tmp_path / "page.html")
     assert told in shown.out
+
+
+def test_labels_at_the_server_stand_near_the_comparison_with_local(tmp_path: Path) -> None:
+    for method in ("fedavg", "feddle", "hfcl", "local"):
+        folder = with_tests(tmp_path / method, method, {"north": (60, 80)})
+        (folder / "data.json").write_text(json.dumps({"guidance": 1200, "guidance_from_test": True}))
+    grid = grid_of_runs([tmp_path / name for name in ("fedavg", "feddle", "local")])
+    told = "feddle also uses 1,200 labelled examples at the server, which were taken from the held-out data;"
+    assert caveats(grid)[-1] == f"{told} local does not."
+    assert f"{told} local does not." in page([grid])
+    (tmp_path / "hfcl" / "data.json").write_text(json.dumps({"guidance": 1000}))  # rows of the server's own
+    both = caveats(grid_of_runs([tmp_path / name for name in ("feddle", "hfcl", "local")]))[-1]
+    assert both == "feddle and hfcl also use 1,000–1,200 labelled examples at the server; local does not."
+    assert "labelled" not in " ".join(caveats(grid_of_runs([tmp_path / "fedavg", tmp_path / "local"])))
+    config = {"seed": 0, "method": {"name": "feddle", "objective": {"name": "distil"}}}
+    (tmp_path / "feddle" / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "labelled" not in " ".join(caveats(grid_of_runs([tmp_path / "feddle", tmp_path / "local"])))
+
+
+def test_the_server_takes_its_examples_from_the_held_out_data() -> None:
+    assert census(build_problem(tiny()))["guidance_from_test"]
 
 
 def test_local_measures_its_models_on_all_test_data() -> None:

@@ -31,6 +31,7 @@ from feddle.data.datasets import load
 from feddle.data.examples import Images, resize
 from feddle.data.options import Data, source_of
 from feddle.data.pictures import Files, KeptPictures
+from feddle.records import about_unused
 from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
@@ -111,6 +112,26 @@ def test_a_csv_of_path_label_client_is_running_in_one_command(tmp_path: Path) ->
     history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [line["arrivals"] for line in history] == [4, 4]
     assert json.loads((folder / "result.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize(("column", "known"), [("clinic", False), ("hospital", True)])
+def test_a_column_that_may_name_the_clients_is_not_silently_left_out(tmp_path: Path, column: str, known: bool) -> None:
+    path = table(tmp_path)  # four clients
+    path.write_text(path.read_text(encoding="utf-8").replace("path,label,client", f"path,label,{column}"), "utf-8")
+    options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key != "clients"]
+    said = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28", "--out", "run")
+    assert said.code == 0, said.err
+    unused = "the column clinic is not used; if it names the clients, set -o data.columns.client=clinic"
+    assert ("4 clients in the data" in said.err) == known
+    assert (f"no clients in the data, so they are simulated; {unused}\n" in said.err) == (not known)
+    shown = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert (f"The clients are simulated: the data names none, and {unused}." in shown) == (not known)
+
+
+def test_several_columns_without_a_role_are_named() -> None:
+    said = "the columns id and clinic are not used; if one of them names the clients, set -o data.columns.client=NAME"
+    assert about_unused(["id", "clinic"]) == said
+    assert not about_unused([])
 
 
 def test_data_takes_the_place_of_that_of_a_config(tmp_path: Path) -> None:

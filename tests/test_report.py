@@ -24,6 +24,7 @@ from feddle.core.errors import FeddleError
 from feddle.reading import read_run
 from feddle.records import hex_of
 from feddle.report.axes import round_axis, thinned, tick_text, value_axis
+from feddle.report.clients import about_classes
 from feddle.report.grid import Grid, grid_of_runs, read_grids
 from feddle.report.markup import element
 from feddle.report.numbers import duration, megabytes
@@ -760,3 +761,9 @@ def test_odd_types_in_records_and_configs_still_render(tmp_path: Path) -> None:
     with (first / "config.yaml").open("a") as config:
         config.write("\n3: three\n2026-01-01: date\n")
     assert "different contents" not in written([first, second], tmp_path), "values of a wrong type are left out"
+
+
+def test_one_more_class_is_not_several() -> None:
+    names = list("abcdefg")
+    assert about_classes("north", names, [1] * 6 + [0]).endswith("1 of e, 1 more class")
+    assert about_classes("north", names, [1] * 7).endswith("1 of e, 2 more classes")

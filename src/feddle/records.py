@@ -162,6 +162,7 @@ class DataRecord(TypedDict, total=False):
 
     train: Amount  # of all clients; missing in a federation, which does not know them
     guidance: Amount  # at the server
+    guidance_from_test: bool  # whether they were taken from the held-out data
     test: Amount
     guess: Annotated[float, Field(ge=0, le=1)]  # accuracy of always guessing the most frequent class
     digest: str  # of the labels and of the partition
@@ -170,6 +171,18 @@ class DataRecord(TypedDict, total=False):
     names: list[Text]  # of the clients that are shown; empty if they have none
     classes: list[Text]  # their names; empty if they have none
     counts: list[list[Amount]]  # number of examples of each class, for each client that is shown
+    unused: list[Text]  # columns of the data without a role, if the data names no clients
+
+
+def about_unused(columns: Sequence[str]) -> str:
+    """That some columns are not used, and what to do if one of them names the clients; empty if there are none."""
+    if not columns:
+        return ""
+    if len(columns) == 1:
+        said = f"the column {columns[0]} is not used; if it names the clients, set"
+        return f"{said} -o data.columns.client={columns[0]}"
+    names = f"{', '.join(columns[:-1])} and {columns[-1]}"
+    return f"the columns {names} are not used; if one of them names the clients, set -o data.columns.client=NAME"
 
 
 class CellRecord(TypedDict, total=False):

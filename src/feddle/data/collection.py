@@ -73,6 +73,7 @@ class Collection:
     server: Labelled | None = None  # the server's own images, of the same classes; without them it takes some of `test`
     names: tuple[str, ...] = ()  # of the classes; empty if they have only numbers
     client_names: Sequence[str] = ()
+    unused: tuple[str, ...] = ()  # columns of the table that have no role
     unowned: str = ""  # where the first training row without a client is, such as `line 7`, if some rows have one
 
 

@@ -7,9 +7,18 @@ from feddle.core.metrics import ACCURACY, Metric, metric_named
 from feddle.records import ClientScores, RunRecord, finite, worst_tenth
 from feddle.report.evidence import right_by_client
 from feddle.report.grid import LOCAL, Panel, is_simulation, value_in
-from feddle.report.joining import Joined, about_untested, by_name, first_runs, joined_methods, measured, names_of
+from feddle.report.joining import (
+    Joined,
+    about_untested,
+    by_name,
+    first_runs,
+    joined_methods,
+    measured,
+    names_of,
+    scores_of_seeds,
+)
 from feddle.report.markup import Markup, each, element, folded, join, table, unbroken
-from feddle.report.numbers import NONE
+from feddle.report.numbers import NONE, mean_of
 
 _OPEN = 30  # rows of a table that is not folded
 _MATRIX = 30  # classes of a confusion matrix that is shown
@@ -21,29 +30,35 @@ _MEASURED = {
     "train": "There is no test data of single clients, so each client is measured on its training data. This is too"
     " optimistic, most of all for a client that trains alone.",
 }
+_MEANS = (
+    " The numbers in tables are means over the seeds; that of a client, over the seeds that measured it. Numbers of"
+    " examples are those of one seed, or their range if the seeds differ."
+)
 Section = tuple[str, str, Sequence[Markup | None]]
 
 
-def benefits(panel: Panel) -> list[Section]:
-    """The sections of a panel, as title, text and content. A panel with several columns has none."""
+def benefits(panel: Panel, barred: str = "") -> list[Section]:
+    """The sections of a panel, as title, text and content. A panel with several columns has none.
+
+    `barred`: why there are no verdicts, if there are none.
+    """
     if not (runs := first_runs(panel)):
         return []
     seed = next(f" The numbers in tables are those of seed {run.config.get('seed')}." for run in runs.values())
-    seed = seed if _has_seeds(panel) else ""
-    sections = [_clients_section(panel, runs), _last_section(runs), _classes_section(runs)]
-    return [(title, text + seed, content) for title, text, content in sections]
+    several = any(len(cell.runs) > 1 for cell in panel.cells.values())
+    averaged = any(len(each) > 1 for each in scores_of_seeds(panel).values())
+    sections = [_clients_section(panel, barred), _last_section(runs), _classes_section(runs)]
+    about = [_MEANS if averaged else seed, seed, seed] if several else [""] * 3
+    return [(title, text + more, content) for (title, text, content), more in zip(sections, about, strict=True)]
 
 
-def _has_seeds(panel: Panel) -> bool:
-    return any(len(cell.runs) > 1 for cell in panel.cells.values())
-
-
-def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
-    found = measured(runs)
+def _clients_section(panel: Panel, barred: str) -> Section:
+    runs = first_runs(panel)
+    found, seeds = measured(runs), scores_of_seeds(panel)
     if not found:
         return "Clients", "", []
     first = next(iter(found.values()))
-    metric, joined = metric_named(first["metric"]), joined_methods(panel)
+    metric, joined = metric_named(first["metric"]), joined_methods(panel, barred)
     alone = any(runs[label].method == LOCAL for label in found)
     text = [
         f"{metric.words} of the last model for each client. {_MEASURED[first['measured_on']]}",
@@ -51,10 +66,11 @@ def _clients_section(panel: Panel, runs: Mapping[str, RunRecord]) -> Section:
         "With local, each client trains alone, with as many passes over its data as in the federation on average."
         if alone
         else f"To compare with clients that train alone, run the method local too ({_how_to_add_local(runs)}).",
-        _about_clear(list(found.values())) if joined and metric == ACCURACY else "",
+        _about_clear(list(found.values())) if joined and metric == ACCURACY and not barred else "",
+        f"No client has a verdict, because {barred}." if joined and barred else "",
     ]
     sentences = each("p", [one.sentence for one in joined])
-    parts = [sentences, _spread_table(found, metric), _client_table(found, metric, joined)]
+    parts = [sentences, _spread_table(seeds, metric), _client_table(seeds, metric, joined)]
     return "Who benefits", " ".join(filter(None, text)), parts
 
 
@@ -81,8 +97,9 @@ def _about_clear(found: Sequence[ClientScores]) -> str:
     if all(map(right_by_client, found)):
         return (
             "A difference is clear if an exact paired test on the client’s test examples has p < 0.05, divided by the"
-            " number of clients compared. With several seeds, the test uses the mean counts of all of them, and the"
-            " interval of 95 % of the difference over the seeds must not contain 0."
+            " number of clients compared. With several seeds, the test uses the mean counts of all of them, and"
+            " either the interval of 95 % of the difference over the seeds must not contain 0, or every seed alone must"
+            " show the difference by the same test."
         )
     return (
         "A difference is clear if the intervals that the number of test examples of each class leaves open do not"
@@ -90,34 +107,52 @@ def _about_clear(found: Sequence[ClientScores]) -> str:
     )
 
 
-def _spread_table(found: Mapping[str, ClientScores], metric: Metric) -> Markup:
-    """The distribution over the clients, for each row."""
+def _spread_table(seeds: Mapping[str, Sequence[ClientScores]], metric: Metric) -> Markup:
+    """The distribution over the clients, for each row, as means over the seeds."""
     heads = ["Over the clients", "Mean", "Worst tenth", "Worst", "Median", "Best"]
     rows = []
-    for label, clients in found.items():
-        ends = sorted(clients["scores"], reverse=not metric.higher)
-        values = [clients["mean"], worst_tenth(clients), ends[0], median(ends), ends[-1]]
-        rows.append(_row(label, map(metric.shown, values)))
+    for label, found in seeds.items():
+        values = zip(*(_distribution(clients, metric) for clients in found), strict=True)
+        rows.append(_row(label, (metric.shown(mean_of(each)) for each in values)))
     return _scrolled(heads, rows)
 
 
-def _client_table(found: Mapping[str, ClientScores], metric: Metric, joined: Sequence[Joined]) -> Markup:
-    """The score of each client in each row, with the comparison to training alone."""
-    scores = {label: by_name(clients) for label, clients in found.items()}
+def _distribution(clients: ClientScores, metric: Metric) -> list[float | None]:
+    ends = sorted(clients["scores"], reverse=not metric.higher)
+    return [clients["mean"], worst_tenth(clients), ends[0], median(ends), ends[-1]]
+
+
+def _client_table(seeds: Mapping[str, Sequence[ClientScores]], metric: Metric, joined: Sequence[Joined]) -> Markup:
+    """The score of each client in each row, as means over the seeds, with the comparison to training alone."""
+    scores = {label: [by_name(clients) for clients in found] for label, found in seeds.items()}
     verdicts = {each.label: each.verdicts for each in joined}
-    sizes: dict[str, tuple[int, int]] = {}
-    for clients in found.values():
-        sizes |= dict(zip(names_of(clients), zip(clients["examples"], clients["tested"], strict=False), strict=False))
-    for clients in found.values():
-        sizes |= {name: (count, 0) for name, count in clients.get("untested", {}).items()}
-    on_training = any(clients["measured_on"] == "train" for clients in found.values())
+    sizes = _sizes([clients for found in seeds.values() for clients in found])
+    on_training = any(clients["measured_on"] == "train" for found in seeds.values() for clients in found)
     heads = ["Client", "Trained on", "Measured on (training)" if on_training else "Tested on", *scores]
     rows = []
     for name, counts in sizes.items():
         told = {label: found[name].short for label, found in verdicts.items() if name in found}
-        cells = [join(metric.shown(known.get(name)), _small(told.get(label, ""))) for label, known in scores.items()]
-        rows.append(_row(name, [*map(str, counts), *cells]))
+        means = {label: mean_of([each.get(name) for each in known]) for label, known in scores.items()}
+        cells = [join(metric.shown(mean), _small(told.get(label, ""))) for label, mean in means.items()]
+        rows.append(_row(name, [*counts, *cells]))
     return _long(f"Each of {len(rows)} clients", heads, rows, "clients")
+
+
+def _sizes(found: Sequence[ClientScores]) -> dict[str, tuple[str, str]]:
+    """The numbers of examples that each client has for training and for testing; ranges if the seeds differ."""
+    sizes: dict[str, list[tuple[int, int]]] = {}
+    for clients in found:
+        for name, *counts in zip(names_of(clients), clients["examples"], clients["tested"], strict=False):
+            sizes.setdefault(name, []).append((counts[0], counts[1]))
+    for clients in found:
+        for name, count in clients.get("untested", {}).items():
+            sizes.setdefault(name, []).append((count, 0))
+    ends = {name: [(min(each), max(each)) for each in zip(*counts, strict=True)] for name, counts in sizes.items()}
+    return {name: (_range(*train), _range(*tested)) for name, (train, tested) in ends.items()}
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low}–{high}"
 
 
 def _small(text: str) -> Markup | None:

@@ -36,7 +36,9 @@ def _figure(run: RunRecord, title: str) -> Markup:
     total = run.data.get("clients", len(clients))
     some = f" {len(clients)} of the {total:,} clients, at equal distances." if total > len(clients) else ""
     caption = f" Number of training examples of each client and class.{some}"
-    notes = [_note(_with_noun("client", name), classes, each) for name, each in zip(clients, counts, strict=True)]
+    notes = [
+        about_classes(_with_noun("client", name), classes, each) for name, each in zip(clients, counts, strict=True)
+    ]
     return heat_figure(title, caption, rows, notes, 1, 400, f"{title}{caption}".strip(), clients)
 
 
@@ -50,9 +52,9 @@ def _with_noun(noun: str, name: str) -> str:
     return f"{noun} {name}" if name.isdecimal() else name
 
 
-def _note(client: str, classes: list[str], counts: list[int]) -> str:
+def about_classes(client: str, classes: list[str], counts: list[int]) -> str:
     """The classes of a client in words, the most frequent first."""
     order = sorted((-count, at) for at, count in enumerate(counts) if count)
     parts = [f"{-count} of {classes[at]}" for count, at in order[:5]]
-    more = [f"{len(order) - 5} more classes"] if len(order) > 5 else []
+    more = [f"{len(order) - 5} more class{'' if len(order) == 6 else 'es'}"] if len(order) > 5 else []
     return f"{client}: {', '.join([*parts, *more])}"

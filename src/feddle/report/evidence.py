@@ -67,6 +67,11 @@ def best_first(spreads: Mapping[str, Spread]) -> dict[str, Spread]:
     return dict(sorted(spreads.items(), key=lambda each: each[1].tenths * (-1 if each[1].metric.higher else 1)))
 
 
+def obstacle(grid: Grid, panel: Panel) -> str:
+    """Why a panel with one column has no verdict, whatever its numbers are; empty if it may have one."""
+    return standing(grid, panel, 0).obstacle if len(panel.columns) == 1 else ""
+
+
 def _obstacle(grid: Grid, cells: Sequence[Cell]) -> str:
     runs = [run for cell in cells for run in cell.runs]
     if grid.quick:

@@ -1,19 +1,30 @@
 """Does joining help: how well a model of the federation works for each client, and the client's own model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from feddle.core.metrics import ACCURACY, Metric, metric_named
 from feddle.records import ClientScores, RunRecord
-from feddle.report.evidence import LEVEL, exact_p, have_same_tests, interval_over_seeds, only, p_words, right_by_client
-from feddle.report.grid import LOCAL, Grid, Panel, is_local
-from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of
+from feddle.report.evidence import (
+    LEVEL,
+    exact_p,
+    have_same_tests,
+    interval_over_seeds,
+    obstacle,
+    only,
+    p_words,
+    right_by_client,
+)
+from feddle.report.grid import LOCAL, Grid, Panel, is_local, value_in
+from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, signed
 
 _NAMES = 5  # names in a sentence
+_GUIDED = ("feddle", "feddle+", "fed+ft", "hfcl", "center", "convex")  # methods that use labelled data at the server
 BETTER, WORSE = "better", "worse"
 NOT_CLEAR, TOO_FEW, UNKNOWN = "no clear difference", "too few test examples to tell", "unknown number of test examples"
 _VERDICTS = {BETTER: "clearly better", WORSE: "clearly worse", NOT_CLEAR: NOT_CLEAR, TOO_FEW: TOO_FEW, UNKNOWN: UNKNOWN}
+Counts = tuple[int, int, int]  # test examples right only in the federation, right only alone, and all
 Pair = tuple[RunRecord, RunRecord]  # a federated run, and the run of `local` with the same seed
 
 
@@ -76,11 +87,11 @@ class Joined:
 
 def joining(grid: Grid) -> list[str]:
     """Whether the clients are better off than alone, one sentence for each method; none without the method local."""
-    return [joined.sentence for panel in grid.panels for joined in joined_methods(panel)]
+    return [joined.sentence for panel in grid.panels for joined in joined_methods(panel, obstacle(grid, panel))]
 
 
-def joined_methods(panel: Panel) -> list[Joined]:
-    """The methods of a panel with one column that can be compared with `local`."""
+def joined_methods(panel: Panel, barred: str = "") -> list[Joined]:
+    """The methods of a panel with one column that can be compared with `local`; if `barred`, without verdicts."""
     runs = first_runs(panel)
     found = measured(runs)
     alone = next((label for label in found if runs[label].method == LOCAL), None)
@@ -89,7 +100,8 @@ def joined_methods(panel: Panel) -> list[Joined]:
     cells = {label: panel.at(row, 0) for row, label in panel.rows.items()}
     others = [label for label in found if label != alone]
     pairs = {label: _pairs(cells[label].runs, cells[alone].runs) for label in others}
-    return [joined for label in others if pairs[label] and (joined := _joined(label, pairs[label]))]
+    joined = [_joined(label, pairs[label]) for label in others if pairs[label]]
+    return [replace(each, verdicts={}) for each in joined] if barred else joined
 
 
 def first_runs(panel: Panel) -> dict[str, RunRecord]:
@@ -106,6 +118,16 @@ def measured(runs: Mapping[str, RunRecord]) -> dict[str, ClientScores]:
     return {
         label: clients for label, clients in found.items() if (clients["metric"], clients["measured_on"]) == kinds[0]
     }
+
+
+def scores_of_seeds(panel: Panel) -> dict[str, list[ClientScores]]:
+    """The clients of each row for every seed, if they are the same ones; otherwise those of the first seed."""
+    first = measured(first_runs(panel))
+    cells = {label: panel.at(row, 0) for row, label in panel.rows.items() if label in first}
+    runs = {label: [run for run in cell.runs if run.result.get("clients")] for label, cell in cells.items()}
+    if not all(_has_named_tests(run) and run.metric == ACCURACY for each in runs.values() for run in each):
+        return {label: [clients] for label, clients in first.items()}
+    return {label: [_clients(run) for run in runs[label] if _clients(run)["scores"]] for label in first}
 
 
 def names_of(clients: ClientScores) -> list[str]:
@@ -157,7 +179,7 @@ def _verdicts(pairs: Sequence[Pair]) -> dict[str, Verdict]:
     If it is known which of a client's own test examples are right, the exact paired test decides. Otherwise the
     intervals that the number of test examples leaves open must not overlap, which is stricter.
     """
-    counts: dict[str, list[tuple[int, int, int]]] = {}  # of each seed: right only there, right only alone, examples
+    counts: dict[str, list[Counts]] = {}  # of each seed
     for run, alone in pairs:
         ours, own = right_by_client(_clients(run)), right_by_client(_clients(alone))
         names = dict(zip(_clients(run)["clients"], names_of(_clients(run)), strict=False))
@@ -169,11 +191,10 @@ def _verdicts(pairs: Sequence[Pair]) -> dict[str, Verdict]:
     return _by_intervals(*pairs[0])
 
 
-def _paired(counts: Sequence[tuple[int, int, int]], comparisons: int) -> Verdict:
+def _paired(counts: Sequence[Counts], comparisons: int) -> Verdict:
     """The exact test with the mean counts over the seeds, which may share test examples.
 
-    Several seeds must also have an interval of the difference without 0. This only withdraws verdicts, so it needs no
-    correction.
+    Several seeds must also agree. This only withdraws verdicts, so it needs no correction.
     """
     more, less, tests = (round(fmean(values)) for values in zip(*counts, strict=True))
     level, p = LEVEL / comparisons, exact_p(more, less)
@@ -181,11 +202,25 @@ def _paired(counts: Sequence[tuple[int, int, int]], comparisons: int) -> Verdict
         return Verdict(TOO_FEW)
     if p >= level:
         return Verdict(NOT_CLEAR, p_words(p))
-    if len(counts) > 1:
-        low, high = interval_over_seeds([(more - less) / max(tests, 1) for more, less, tests in counts])
-        if low <= 0 <= high:
-            return Verdict(NOT_CLEAR, "the seeds differ")
+    if len(counts) > 1 and (doubt := _doubt(counts, level)):
+        return Verdict(NOT_CLEAR, doubt)
     return Verdict(BETTER if more > less else WORSE, p_words(p))
+
+
+def _doubt(counts: Sequence[Counts], level: float) -> str:
+    """Why several seeds do not show a client's difference; empty if they do.
+
+    They show it if the interval over the seeds is without 0, or if every seed alone shows it. Few seeds have a wide
+    interval, so without the second rule a harm that each seed shows would be withdrawn because it is not equally large.
+    """
+    points = [100 * (more - less) / max(tests, 1) for more, less, tests in counts]
+    low, high = interval_over_seeds(points)
+    if min(points) < 0 < max(points):
+        return "the seeds differ" if low <= 0 <= high else ""
+    if not low <= 0 <= high or all(exact_p(more, less) < level for more, less, _ in counts):
+        return ""
+    ends = f"{max(low, -100):.1f} to {min(high, 100):.1f}".replace("-", "−")
+    return f"{signed(fmean(points))} points on average, but {len(counts)} seeds are too few (95 % interval {ends})"
 
 
 def _by_intervals(run: RunRecord, alone: RunRecord) -> dict[str, Verdict]:
@@ -224,8 +259,34 @@ def _effective(run: RunRecord) -> dict[str, float]:
 
 
 def caveats(grid: Grid) -> list[str]:
-    """What the number of `local` does not say, once for each panel that has it."""
-    return [text for panel in grid.panels if (text := _caveat(panel))]
+    """What a comparison with `local` does not say, once for each panel that has it."""
+    return [text for panel in grid.panels for text in (_caveat(panel), _more_labels(panel)) if text]
+
+
+def _more_labels(panel: Panel) -> str:
+    """The labelled examples at the server, which other methods use and `local` does not; empty if there are none."""
+    if not any(map(is_local, panel.cells.values())) or len(panel.columns) > 1:
+        return ""
+    runs = {label: run for label, run in first_runs(panel).items() if _reads_labels(run) and run.data.get("guidance")}
+    if not runs:
+        return ""
+    counts = {run.data["guidance"] for run in runs.values()}
+    held = all(run.data.get("guidance_from_test") for run in runs.values())
+    amount = "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
+    verb, taken = "uses" if len(runs) == 1 else "use", ", which were taken from the held-out data" if held else ""
+    return (
+        f"{listed(list(runs), _NAMES)} also {verb} {amount} labelled examples at the server{taken}; {LOCAL} does not."
+    )
+
+
+def _reads_labels(run: RunRecord) -> bool:
+    """Whether the method of a run reads labels of the clients' task at the server."""
+    if run.method not in _GUIDED or value_in(run.config, ("data", "server", "name")):  # data of another domain
+        return False
+    objective = value_in(run.config, ("method", "objective"))
+    name = objective.get("name") if isinstance(objective, Mapping) else objective
+    trains = run.method == "feddle" and value_in(run.config, ("method", "server_anchor")) is not None
+    return trains or name not in ("distil", "clusters")
 
 
 def _caveat(panel: Panel) -> str:

@@ -14,11 +14,12 @@ from feddle.report.benefits import benefits
 from feddle.report.charts import Curve, curve_chart, staleness_chart
 from feddle.report.clients import client_figures
 from feddle.report.coefficients import coefficient_figures
+from feddle.report.evidence import obstacle
 from feddle.report.grid import CENTER, LOCAL, Grid, Panel, is_local, is_simulation, read_grids
 from feddle.report.joining import caveats
 from feddle.report.markup import Markup, each, element, escape, folded, join, paragraph, table, unbroken
 from feddle.report.numbers import NONE, counted, listed
-from feddle.report.setting import differences, discards_late, examples, really_run, setting, versions
+from feddle.report.setting import differences, discards_late, examples, really_run, setting, simulated_clients, versions
 from feddle.report.tables import QUICK, Entry, Row, Table, cost, results, table_notes
 from feddle.report.warnings import warnings
 from feddle.report.words import ABOUT, DISCARDING, headline, lead
@@ -85,7 +86,7 @@ def _opening(grid: Grid) -> Markup:
     texts = {
         "alert": alerts,
         "lead": [*caveats(grid), " ".join(lead(grid))],
-        "quiet": [setting(grid.runs), record.get("note", "").replace("`", "")],
+        "quiet": [setting(grid.runs), simulated_clients(grid.runs), record.get("note", "").replace("`", "")],
     }
     return element(
         "header",
@@ -123,7 +124,7 @@ def _panel(grid: Grid, panel: Panel, target: float | None) -> list[Markup | None
     return [
         _section("Clients and classes", panel, counts, *partitions[:1], others),
         _section("Results", panel, "" if one else really_run(panel, differing), ranked, _about_rows(panel)),
-        *(_section(title, panel, text, *parts) for title, text, parts in benefits(panel)),
+        *(_section(title, panel, text, *parts) for title, text, parts in benefits(panel, obstacle(grid, panel))),
         _section(f"{panel.metric.words} over rounds", panel, _about_curves(panel), *curves),
         _coefficients(panel),
         _staleness(panel),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Literal
 
-from feddle.records import DATA, Refusal, RunRecord, finite
+from feddle.records import DATA, Refusal, RunRecord, about_unused, finite
 from feddle.report.grid import Panel, value_in
 from feddle.report.numbers import listed
 
@@ -34,6 +34,12 @@ def setting(runs: Sequence[RunRecord]) -> str:
     same = f"Setting: {', '.join(shared)}." if shared else ""
     other = f"The runs differ in {listed(differing)}." if differing else ""
     return " ".join(filter(None, (same, other)))
+
+
+def simulated_clients(runs: Sequence[RunRecord]) -> str:
+    """That the data names no clients, if one of its columns might; empty otherwise."""
+    columns = list(dict.fromkeys(column for run in runs for column in run.data.get("unused", [])))
+    return f"The clients are simulated: the data names none, and {about_unused(columns)}." if columns else ""
 
 
 def differences(runs: Sequence[RunRecord]) -> list[str]:

@@ -18,6 +18,10 @@ def census(problem: Problem) -> DataRecord:
         "guidance": 0 if problem.server is None else len(problem.server),
         "digest": problem.digest or json_digest(own),
     }
+    if problem.server_from_test:
+        found["guidance_from_test"] = True
+    if problem.unused:
+        found["unused"] = list(problem.unused)
     if problem.test is not None:
         found["test"] = len(problem.test)
     if labels is not None:

@@ -11,6 +11,7 @@ from feddle.data.examples import Examples
 from feddle.data.kinds import kind_of
 from feddle.data.options import Data, read_data
 from feddle.data.partition import is_natural
+from feddle.records import about_unused
 from feddle.run.load import parse_config, read_yaml
 from feddle.run.plan import Config
 from feddle.run.problem import OwnedExamples, build_problem
@@ -86,4 +87,6 @@ def _look(data: Data) -> tuple[int, str]:
         clients = len(set(train.owners.tolist()))
         return clients, f"{collection.name}: {held}, {clients:,} clients in the data"
     clients = max(2, min(MOST_CLIENTS, len(train) // IMAGES_PER_CLIENT))
-    return clients, f"{collection.name}: {held}, no clients in the data"
+    line = f"{collection.name}: {held}, no clients in the data, so they are simulated"
+    unused = about_unused(collection.unused) if train.owners is None else ""
+    return clients, f"{line}; {unused}" if unused else line

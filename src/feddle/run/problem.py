@@ -43,6 +43,8 @@ class Problem:
     classes: tuple[str, ...] = ()  # the names of the clients' classes, if they are known
     client_names: Sequence[str] = ()
     metrics: Sequence[MetricFunction] = ()  # further metrics; a plan selects others by name
+    unused: tuple[str, ...] = ()  # columns of the data without a role, if the clients are simulated: one may name them
+    server_from_test: bool = False  # whether the server's examples were taken from the held-out data
     digest: str | None = None  # of labels and partition, to detect changed data when a run is resumed
 
     @property
@@ -118,6 +120,8 @@ def build_problem(config: Config, model: nn.Module | None = None, *, quiet: bool
         test_owners=owners if is_natural(data.partition, collection) else None,
         classes=collection.names or tuple(map(str, range(collection.classes))),
         client_names=names,
+        server_from_test=len(share) > 0,
+        unused=collection.unused if train.owners is None else (),
         digest=_digest(train.labels, partition.order, partition.offsets, tested.labels),
     )
 

@@ -18,12 +18,13 @@ from feddle.data.source import Unusable, find_file, find_folder
 from feddle.options import Options, is_none
 
 Column = Literal["text", "image", "label", "client", "split"]
+_PLACES = ("hospital", "site", "institution", "centre", "center")
 # Usual names of each column, in the order in which they are looked for.
 USUAL: dict[Column, tuple[str, ...]] = {
     "text": ("text", "sentence"),
     "image": ("path", "image", "img", "file", "filename", "file_name"),
     "label": ("label", "class", "target", "y"),
-    "client": ("client", "client_id", "user", "user_id", "writer_id"),
+    "client": ("client", "client_id", "user", "user_id", "writer_id", *_PLACES),
     "split": ("split",),
 }
 # The same for the splits; the first name is what a split is called here.
@@ -79,10 +80,12 @@ def read_csv(path: Path, columns: Columns) -> Collection:
         for (line, _), value in zip(table, values[column], strict=True):
             if not value:
                 raise FeddleError(f"{path}: line {line} has no {found[column]}; fill it in or leave the line out")
+    unused = tuple(name for name in names if name not in found.values())
     if given == "text":
-        return labelled_rows(str(path), Texts(tuple(values["text"])), values, lines)
+        return replace(labelled_rows(str(path), Texts(tuple(values["text"])), values, lines), unused=unused)
     require_pillow(str(path))
-    return labelled_rows(str(path), Files.of(path.resolve().parent, values["image"]).require(), values, lines)
+    files = Files.of(path.resolve().parent, values["image"]).require()
+    return replace(labelled_rows(str(path), files, values, lines), unused=unused)
 
 
 def read_image_paths(path: Path, column: str | None = None) -> Files:

@@ -1,5 +1,6 @@
 """Hugging Face datasets of images or texts on disk."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] |
     if not len(dataset):
         raise FeddleError(f"{name} has no rows; add examples")
     found = columns.find(dataset.column_names, name)
+    unused = tuple(column for column in dataset.column_names if column not in found.values())
     image = found.pop("image", None)
     if image is not None and not isinstance(dataset.features[image], Image):
         raise FeddleError(f"{name}: the column {image} should hold images (datasets.Image); cast it to that")
@@ -63,7 +65,7 @@ def _from_dataset(name: str, dataset: Any, columns: Columns, splits: list[str] |
     texts = {column: ["" if v is None else str(v) for v in plain[own]] for column, own in found.items()}
     texts = texts if splits is None else {**texts, "split": splits}
     if image is None:
-        return labelled_rows(name, Texts(tuple(texts["text"])), texts)
+        return replace(labelled_rows(name, Texts(tuple(texts["text"])), texts), unused=unused)
     require_pillow(name)
     pictures = Stored(dataset.cast_column(image, Image(decode=False)), image, torch.arange(len(dataset)), name)
-    return labelled_rows(name, pictures, texts)
+    return replace(labelled_rows(name, pictures, texts), unused=unused)

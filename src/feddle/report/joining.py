@@ -62,9 +62,9 @@ class Joined:
         if not self.verdicts:
             return f"{self.label} compared with training alone: {self._means}"
         counts = {word: len(self.names(word)) for word in _VERDICTS}
-        first = f"better for {counts[BETTER]} of {counted(len(self.verdicts), 'client')}, worse for {counts[WORSE]}"
-        others = [f"{word} for {counts[word]}" for word in (NOT_CLEAR, TOO_FEW, UNKNOWN) if counts[word]]
-        return f"{self.label} compared with training alone: {', '.join([first, *others])}"
+        first, *others = [f"{word} for {counts[word]}" for word in _VERDICTS if counts[word]]
+        of = f" of {counted(len(self.verdicts), 'client')}"
+        return f"{self.label} compared with training alone: {', '.join([first + of, *others])}"
 
     @property
     def sentence(self) -> str:

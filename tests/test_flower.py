@@ -1434,9 +1434,7 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
     assert lines_of(out)[: len(before)] == before
     kept = {path.name: path.read_bytes() for path in (out / "flower" / "certificates").glob("node-*")}
     assert kept == nodes, "the same keys, so the same nodes"
-    # Flower counts a node as gone if its heartbeat is late, and says so; a test cannot wait longer than Flower does
-    late = "failed to report a heartbeat" in done.err
-    assert ("version 3/3: 2 nodes, staleness" in done.err) or (late and "version 3/3: 1 nodes" in done.err)
+    assert "version 3/3: 2 nodes, staleness" in done.err
     assert "Report: " in done.out
     assert is_finished(out)
     assert living_below(out) == []

@@ -728,7 +728,7 @@ def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(FeddleError, match="Is a directory"):
         write_report(runs, tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(FeddleError, match="name a file in a folder that you may write to"):
+    with pytest.raises(FeddleError, match="choose a file in a writable folder"):
         write_report(runs, tmp_path / "file" / "report.html")
 
 

@@ -68,7 +68,7 @@ def best_first(spreads: Mapping[str, Spread]) -> dict[str, Spread]:
 
 
 def obstacle(grid: Grid, panel: Panel) -> str:
-    """Why a panel with one column has no verdict, whatever its numbers are; empty if it may have one."""
+    """The reason why no verdict is given for a panel with one column; empty if a verdict is possible."""
     return standing(grid, panel, 0).obstacle if len(panel.columns) == 1 else ""
 
 
@@ -169,7 +169,7 @@ def have_same_tests(first: RunRecord, second: RunRecord) -> bool:
 
 
 def only(one: int, other: int) -> tuple[int, int]:
-    """The number of bits that only the first number has, and that only the second has."""
+    """How many bits are set only in `one`, and how many only in `other`."""
     return (one & ~other).bit_count(), (other & ~one).bit_count()
 
 

@@ -105,7 +105,7 @@ def joined_methods(panel: Panel, barred: str = "") -> list[Joined]:
 
 
 def first_runs(panel: Panel) -> dict[str, RunRecord]:
-    """The first run of each row, if the panel has one column."""
+    """The first run of each row, by label; empty if the panel has several columns."""
     cells = {label: panel.at(row, 0) for row, label in panel.rows.items()} if len(panel.columns) == 1 else {}
     return {label: cell.runs[0] for label, cell in cells.items() if cell.runs}
 
@@ -306,7 +306,7 @@ def _caveat(panel: Panel) -> str:
 
 
 def on_all_tests(run: RunRecord) -> float | None:
-    """The score of the clients' own models on all test data, as a mean over the clients."""
+    """The mean score of the clients' own models, each measured on all test data; None if it was not measured."""
     clients = run.result.get("clients")
     return clients.get("whole") if clients else None
 

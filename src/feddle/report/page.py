@@ -42,8 +42,7 @@ def write_document(text: str, out: Path) -> Path:
         write_whole(out, text.encode("utf-8", "replace"), sync=False, contested=True)
     except OSError as error:
         raise FeddleError(
-            f"{out}: expected to write a file there, but {error.strerror}; name a file in a folder that you may write"
-            " to (--out, in Python out=)"
+            f"cannot write {out}: {error.strerror}; choose a file in a writable folder (--out, in Python out=)"
         ) from error
     return out
 

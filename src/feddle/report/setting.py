@@ -106,7 +106,7 @@ def unknown_examples(runs: Sequence[RunRecord]) -> str:
 
 
 def versions(runs: Sequence[RunRecord]) -> str:
-    """The versions of feddle and torch that computed the results."""
+    """A sentence that names the versions of feddle and torch with which the results were computed."""
     named = [f"{package} {listed(found)}" for package, found in packages(runs).items() if found]
     return f"Results computed with {', '.join(named)}." if named else ""
 

@@ -166,6 +166,12 @@ class Atlas:
     A full atlas replaces the anchor with the smallest score (`importance`) or the oldest one (`fifo`). An anchor has no
     score until its first search and is not replaced before that. If every anchor is new, the oldest is replaced.
     `len(atlas)` is the number of anchors. docs/methods.md has an example.
+
+    capacity: the largest number of anchors (M).
+    dimension: the number of trainable parameters (d).
+    eviction: what a full atlas replaces, `importance` or `fifo`.
+    rows: where the anchors are stored; by default a float32 matrix in memory.
+    device: the torch device of that matrix and of the scores.
     """
 
     def __init__(

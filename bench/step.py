@@ -1,8 +1,8 @@
-"""feddle's kernels compared with torch's: pooling with a ReLU, and optimisers that import no compiler.
+"""feddle's kernels compared with torch's: convolutions, pooling with a ReLU, optimisers that import no compiler.
 
-Prints feddle's time divided by torch's for three things: a training step of the CNN (two networks take steps in turn,
-in one process with one thread); pooling and ReLU alone, forward and backward; and the first step in a new process that
-has imported torch.
+Prints feddle's time divided by torch's for four things: a training step of the CNN and one of ResNet-18 (two networks
+take steps in turn, in one process with one thread); pooling and ReLU alone, forward and backward; and the first step in
+a new process that has imported torch.
 """
 
 import argparse
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.models.cnn import CNN
+from feddle.models.resnet import ResNet18
+from feddle.training.kernels.convolution import WinogradConv2d
 from feddle.training.kernels.pooling import PooledReLU
 from feddle.training.machine import one_thread
 from feddle.training.train import Recipe
@@ -39,12 +41,16 @@ def channels_last(*shape: int) -> Tensor:
     return torch.randn(shape).contiguous(memory_format=torch.channels_last)
 
 
-def plain(model: CNN) -> CNN:
+def plain(model: nn.Module) -> nn.Module:
     """The same network with torch's modules."""
     twin = copy.deepcopy(model)
-    for name, module in model.features.named_children():
+    for name, module in model.named_modules():
         if isinstance(module, PooledReLU):
-            twin.features.set_submodule(name, nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True)))
+            twin.set_submodule(name, nn.Sequential(nn.MaxPool2d(2), nn.ReLU(inplace=True)))
+        if isinstance(module, WinogradConv2d):
+            channels = module.in_channels, module.out_channels
+            twin.set_submodule(name, nn.Conv2d(*channels, 3, padding=1, bias=module.bias is not None))
+    twin.load_state_dict(model.state_dict())
     return twin
 
 
@@ -63,10 +69,10 @@ def seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def step(model: CNN) -> Callable[[], None]:
+def step(model: nn.Module, size: int = 32) -> Callable[[], None]:
     """A training step on 32 images."""
     optimizer = Recipe(lr=1e-4).make_optimizer(model)
-    images, labels = channels_last(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    images, labels = channels_last(32, 3, size, size), torch.randint(0, 10, (32,))
 
     def work() -> None:
         model.zero_grad(set_to_none=True)
@@ -101,7 +107,9 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     with one_thread():
         model = CNN(10)
-        print(f"a training step: {ratio(step(model), step(plain(model)), repeats)}")
+        print(f"a training step of the CNN: {ratio(step(model), step(plain(model)), repeats)}")
+        resnet = ResNet18(10)
+        print(f"of ResNet-18, 64×64: {ratio(step(resnet, 64), step(plain(resnet), 64), repeats // 10)}")
         torch_pooling = pooling(lambda x: F.relu_(F.max_pool2d(x, 2)))
         print(f"pooling and ReLU: {ratio(pooling(PooledReLU()), torch_pooling, repeats)}")
     starts = [(first_step("feddle.training.kernels.optimizers"), first_step("torch.optim")) for _ in range(5)]

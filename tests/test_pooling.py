@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from feddle.core.compiled import compiled
 from feddle.models.cnn import CNN, CnnOptions
+from feddle.training.kernels.convolution import WinogradConv2d
 from feddle.training.kernels.pooling import PooledReLU
 from feddle.training.machine import one_thread
 
@@ -144,4 +145,4 @@ def test_the_network_keeps_the_names_of_its_weights() -> None:
     ]
     assert names == ["features.0.weight", "features.3.weight", "features.6.weight"]
     modules = [type(module) for module in CNN(10, CnnOptions(pools=2)).features]
-    assert modules == [nn.Conv2d, PooledReLU, nn.Conv2d, PooledReLU, nn.Conv2d, nn.ReLU]
+    assert modules == [nn.Conv2d, PooledReLU, WinogradConv2d, PooledReLU, WinogradConv2d, nn.ReLU]

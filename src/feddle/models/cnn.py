@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from feddle.core.errors import FeddleError
 from feddle.models.options import ModelOptions
 from feddle.options import Count
-from feddle.training.kernels import pooled_relu
+from feddle.training.kernels import convolution, pooled_relu
 
 
 class CnnOptions(ModelOptions):
@@ -56,7 +56,7 @@ class CNN(nn.Module):
         self.features = nn.Sequential()
         place = 0
         for i, (width, out) in enumerate(pairwise(widths)):
-            self.features.add_module(f"{place}", nn.Conv2d(width, out, 3, padding=int(options.padding)))
+            self.features.add_module(f"{place}", convolution(width, out, padding=options.padding))
             # the ReLU is the same after pooling as before it, at a quarter of the work
             self.features.add_module(f"{place + 1}", pooled_relu() if i < pools else nn.ReLU(inplace=True))
             place += 3 if i < pools else 2  # names as if pooling and ReLU were two

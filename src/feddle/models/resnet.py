@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from feddle.models.pretrained import ImageNetOptions
+from feddle.training.kernels import convolution
 
 
 class Block(nn.Module):
@@ -12,9 +13,10 @@ class Block(nn.Module):
 
     def __init__(self, width: int, out: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(width, out, 3, stride=stride, padding=1, bias=False)
+        strided = nn.Conv2d(width, out, 3, stride=stride, padding=1, bias=False) if stride != 1 else None
+        self.conv1 = strided or convolution(width, out, bias=False)
         self.bn1 = nn.BatchNorm2d(out)
-        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.conv2 = convolution(out, out, bias=False)
         self.bn2 = nn.BatchNorm2d(out)
         shortcut = (nn.Conv2d(width, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
         self.downsample = nn.Sequential(*shortcut) if stride != 1 or width != out else None

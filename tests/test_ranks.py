@@ -301,3 +301,19 @@ def test_torchrun(tmp_path: Path) -> None:
     assert told.code == 0, told.text
     run_config(small("feddle"), tmp_path / "one", quiet=True)
     assert close(out, tmp_path / "one")
+
+
+def test_rank_0_may_fail_within_a_step(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> str:
+        ranks.agree({})
+        if ranks.rank == 0:
+            ranks.announce(1)  # the others now wait for its numbers, not for a command
+            ranks.end(2, "it was stopped")
+            ranks.leave()
+            return "left"
+        ranks.next_command()
+        with pytest.raises(StoppedError, match="one of them has ended"):
+            ranks.add(torch.zeros(1))
+        return "stopped"
+
+    assert in_ranks(3, tmp_path, work) == ["left", "stopped", "stopped"]

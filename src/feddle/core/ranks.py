@@ -132,12 +132,16 @@ class Ranks:
         raise EndError(2) if self.rank else FeddleError(reason)
 
     def end(self, code: int, why: str = "") -> None:
-        """End all ranks, whether they have agreed before or not."""
+        """End all ranks, whether they have agreed before or not.
+
+        After a failure within a step, the others wait for numbers and would not receive a command. They end when the
+        connections of this rank close.
+        """
         with suppress(StoppedError):
-            if self.agreed:
-                self.announce(STOP, code)
-            else:
+            if not self.agreed:
                 self.exchange({"end": code, "why": why[:500]})
+            elif code == 0:
+                self.announce(STOP, code)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Anchors on disk, for models whose atlas does not fit in memory.
 
-A product reads them window by window: a window is a range of columns of all rows that fits in the given memory. Windows
-are products of float32 rows (`FloatRows`), so an atlas that fits in one window gives bit-identical results.
+A product reads the anchors window by window. A window is a range of columns of all rows that fits in memory. Windows
+use the products of float32 rows (`FloatRows`), so an atlas that fits in one window gives bit-identical results.
 """
 
 import errno

@@ -124,7 +124,7 @@ def real(config: Path, overrides: Sequence[str]) -> dict[str, float]:
 def main() -> None:
     """Print the comparison of each setting."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="only settings whose name has this part")
+    parser.add_argument("--only", default="", help="only settings whose name contains this part")
     parser.add_argument("--real", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)

@@ -1076,7 +1076,7 @@ def test_an_app_to_start_from(tmp_path: Path) -> None:
         ("round=3", "round is not among the settings"),
         ("rounds", "expected KEY=VALUE"),
         ("rounds=[", "the value of rounds is not valid YAML"),
-        ("out=runs/mine", "expected the run folder as --out"),
+        ("out=runs/mine", "the run folder has its own option; use --out DIR"),
         ("clients.per_round=9", "count is 3"),
     ],
 )

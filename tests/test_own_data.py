@@ -452,11 +452,14 @@ def test_an_unreadable_image_ends_the_run_with_its_name(
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({"name": "csv"}, "data: csv is your own data; set path to where it is"),
+        ({"name": "csv"}, "data: csv is your own data; set path to its location"),
         ({"name": "digits", "path": "x"}, "path is for your own data, with the name csv, images, npz, huggingface"),
-        ({"name": "npz", "path": "x", "folder": "y"}, "npz is your own data; set path to where it is, and no folder"),
-        ({"server": {"path": "x"}}, "data.server: path and folder belong to another data set; set name to that"),
-        ({"server": {"name": "images"}}, "images is your own data; set path to where it is"),
+        (
+            {"name": "npz", "path": "x", "folder": "y"},
+            "npz is your own data; set path to its location; folder is only for official",
+        ),
+        ({"server": {"path": "x"}}, "data.server: path and folder need the name of their data set; also set name"),
+        ({"server": {"name": "images"}}, "images is your own data; set path to its location"),
         ({"test_share": 1.0}, "data.test_share: input should be less than 1"),
         ({"columns": {"labels": "x"}}, "unknown key 'labels'; did you mean 'label'?"),
     ],

@@ -476,7 +476,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(stopped: Path, reason: str) ->
 def test_the_commands_of_a_stopped_run(stopped: Path, whole: Whole) -> None:
     above = run_feddle("resume", stopped.parent)
     assert (above.code, above.err.count("\n")) == (2, 1)
-    assert f"holds no run (no config.yaml); name one of those in it: {stopped}" in above.err
+    assert f"holds no run (no config.yaml); name one of the folders in it: {stopped}" in above.err
     again = run_feddle("run", stopped / "config.yaml", "--out", stopped)
     assert (again.code, again.err.count("\n")) == (2, 1)
     assert f"feddle resume {stopped}" in again.err

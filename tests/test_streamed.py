@@ -127,7 +127,7 @@ def test_files_come_and_go_with_the_rows(tmp_path: Path) -> None:
 
 
 def test_too_little_memory_says_how_much_is_needed(tmp_path: Path) -> None:
-    expected = r"method\.storage: 0\.001 MB of memory are too few for 100 anchors; set memory to 0\.41 or more"
+    expected = r"method\.storage: 0\.001 MB of memory is not enough for 100 anchors; set memory to 0\.41 or more"
     with pytest.raises(FeddleError, match=expected):
         StreamedRows.empty(tmp_path, 100, 10_000, memory=1000)
 
@@ -283,7 +283,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(tmp_path: Path, monkeypatch
     assert told == Said(
         2,
         "",
-        f"feddle: cannot write an anchor (of 7, 3.54e-05 GB in all) to {where}; to continue once that is fixed: "
+        f"feddle: cannot write an anchor (7 anchors take 3.54e-05 GB) to {where}; to continue once that is fixed: "
         f"feddle resume {out}\n",
     )
     assert RunFolder(out).saved_rounds() > 0

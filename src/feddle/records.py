@@ -186,7 +186,7 @@ def about_unused(columns: Sequence[str]) -> str:
 
 
 class CellRecord(TypedDict, total=False):
-    """What produced one run of a grid."""
+    """How one run of a grid was produced."""
 
     config: str  # SHA-256 of the config without seed, workers and checkpoints
     data: dict[str, str | None]  # SHA-256 of each data set, and of a model folder

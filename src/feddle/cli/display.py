@@ -1,4 +1,4 @@
-"""What a terminal shows: tables, and progress, which is live on a terminal and plain lines elsewhere."""
+"""Tables and progress: a live display on a terminal, and plain lines elsewhere."""
 
 import sys
 import time

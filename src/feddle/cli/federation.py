@@ -34,7 +34,7 @@ def federation() -> None:
 def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | None, quiet: bool) -> None:
     """Start a SuperLink, SuperNodes and a run on this machine, with TLS and authentication.
 
-    All processes are stopped at the end. A stopped run in --out continues.
+    All processes are stopped at the end. If --out holds a stopped run, it is continued.
     """
     from feddle.flower import require_flower
     from feddle.run.folder import RunFolder
@@ -53,7 +53,7 @@ def up(nodes: int, overrides: tuple[str, ...], out: Path, app_folder: Path | Non
         return
     given = dict(map(parse_override, overrides))
     if "out" in given:
-        raise FeddleError("-o out: expected the run folder as --out; use --out DIR")
+        raise FeddleError("-o out: the run folder has its own option; use --out DIR")
     settings = {"clients.count": nodes, "clients.per_round": min(2, nodes), **given, "out": str(out.resolve())}
     check_settings(app_folder or APP, settings)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -108,7 +108,7 @@ def watch(folder: Path) -> None:
 @federation.command()
 @folder_argument
 def new(folder: Path) -> None:
-    """Copy the app to DIR, where you can change the files of its model and its data."""
+    """Copy the example app to DIR, so that you can edit its model and its data."""
     from feddle.flower.plan import APP
 
     if folder.exists():

@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, package_name="feddle", message="feddle %(version)s")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error. It may be anywhere on the command line.")
+@click.option(
+    "--debug", is_flag=True, help="Show the traceback of an error. The option may be anywhere on the command line."
+)
 @click.pass_context
 def app(context: click.Context, debug: bool) -> None:  # noqa: ARG001
     """Asynchronous federated learning on hybrid data.
@@ -106,7 +108,7 @@ def _tracked(run_one: Callable[..., object], track: "tuple[TrackerName, ...]") -
 def compare(
     methods: str | None, seeds: list[int], out: Path | None, track: "tuple[TrackerName, ...]", **options: Any
 ) -> None:
-    """Run CONFIG with several methods: all have the same clients, delays and initial weights.
+    """Compare several methods on CONFIG, with the same clients, delays and initial weights.
 
     The method in CONFIG keeps its options; the other methods have their default options. With several seeds, the table
     has means and standard deviations, and the charts have bands.
@@ -188,7 +190,9 @@ def resume(folder: Path, quiet: bool) -> None:
     with all_ranks() as ranks:
         configs = {folder / name: config for name, config in comparison(folder).items()}
         if configs and ranks is not None:
-            raise FeddleError(f"{folder} holds a comparison, but several ranks continue one run; start one process")
+            raise FeddleError(
+                f"{folder} holds a comparison, but several ranks can continue only a single run; start one process"
+            )
         held = RunFolder(folder)
         configs = configs or {folder: held.config()}
         if ranks is not None and ranks.rank:
@@ -204,7 +208,7 @@ def resume(folder: Path, quiet: bool) -> None:
 @click.argument("run", type=PATH)
 @click.argument("path", type=PATH)
 def predict(run: Path, path: Path) -> None:
-    """Print the most probable class of the images or texts at PATH, by the model of RUN, as CSV.
+    """Predict the classes of the images or texts at PATH with the model of RUN, and print them as CSV.
 
     RUN is a folder of `feddle run`. PATH is an image, a folder of images, a .csv file with a column of paths or texts,
     or an .npz file with an array of images.

@@ -1,4 +1,4 @@
-"""`feddle plan`: what a run or a federation will take, before it starts."""
+"""`feddle plan`: estimate the cost of a run or a federation before it starts."""
 
 import json
 import math
@@ -56,20 +56,20 @@ _KEYS = {  # options that set a key of the config
 @load_options
 @click.option("--params", type=WHOLE, help="Plan on paper, without CONFIG: the number of trainable parameters.")
 @click.option("--statistics", type=WHOLE, help="On paper: the number of BatchNorm's running statistics.")
-@click.option("--examples", type=WHOLE, help="On paper: a client's examples, on average.")
+@click.option("--examples", type=WHOLE, help="On paper: the average number of examples of a client.")
 @click.option("--clients", type=WHOLE, help="The number of clients, such as 1e6.")
 @click.option("--per-round", type=WHOLE, help="The number of clients sampled each round.")
 @click.option("--rounds", type=WHOLE, help="The number of rounds.")
 @click.option("--sigma", type=float, help="The scale of the delays, in rounds.")
 @click.option("--method", help="The method.")
 @click.option("--atlas-size", type=WHOLE, help="The largest number of anchors.")
-@click.option("--server-examples", type=WHOLE, help="The number of the server's examples.")
+@click.option("--server-examples", type=WHOLE, help="The number of examples at the server.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: bytes and seconds.")
 def plan(params: int | None, statistics: int | None, examples: int | None, as_json: bool, **options: Any) -> None:
-    """Estimate what a run will take: time, memory, bytes sent, pinned versions and checkpoints.
+    """Estimate the cost of a run before it starts: time, memory, bytes sent and checkpoints.
 
     The data is read, and fetched if necessary, and a few training steps are measured. Nothing is trained and nothing is
-    written. With --params instead of CONFIG, a federation is planned on paper.
+    written. With --params instead of CONFIG, a federation is planned on paper, without data or a model.
     """
     began = time.process_time()
     short = {key: options.pop(name) for name, key in _KEYS.items()}

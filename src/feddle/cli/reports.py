@@ -18,7 +18,11 @@ FORMATS = ("csv", "markdown", "latex", "png", "pdf")
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=PATH)
-@click.option("--out", type=PATH, help="The page. By default report.html, in the folder of a grid if RUNS has one.")
+@click.option(
+    "--out",
+    type=PATH,
+    help="File of the page. By default report.html, in the folder of a grid if RUNS starts with one.",
+)
 @click.option("--export", "formats", multiple=True, type=click.Choice(FORMATS), help="Also write tables or figures.")
 @click.option("--target", type=click.FloatRange(0, 100), help="Show the cost to reach this accuracy, in per cent.")
 @click.option("--watch", is_flag=True, help="Update the page while runs continue, until all are finished.")

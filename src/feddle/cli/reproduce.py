@@ -40,24 +40,30 @@ class Order:
 
 @click.command()
 @click.argument("table", required=False)
-@click.option("--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with their time.")
-@click.option("--cells", multiple=True, metavar="TEXT", help="Only cells whose name has this part.")
+@click.option(
+    "--list", "listing", is_flag=True, help="List the tables, or the cells of TABLE with their estimated time."
+)
+@click.option("--cells", multiple=True, metavar="TEXT", help="Only cells whose name contains this part.")
 @click.option(
     "--methods",
     default="",
-    help="Only these rows, separated by commas; feddle: feddle-id and feddle-ood; an import path adds a row.",
+    help="Only these rows, separated by commas. feddle selects feddle-id and feddle-ood. An import path adds a row.",
 )
-@click.option("--seeds", default="0", show_default=True, callback=seeds_in, help="Seeds; the paper has three (0,1,2).")
+@click.option("--seeds", default="0", show_default=True, callback=seeds_in, help="Seeds; the paper uses three (0,1,2).")
 @click.option("--jobs", type=click.IntRange(min=1), help="Number of runs at a time. By default one for each core.")
 @click.option(
     "--executor",
     type=click.Choice(["local", "ray"]),
     default="local",
     show_default=True,
-    help="Where the runs are: on this machine, or one on each CPU of a Ray cluster.",
+    help="Where to run: on this machine, or one run on each CPU of a Ray cluster.",
 )
 @click.option("--address", metavar="HOST:PORT", help="The Ray cluster. By default Ray is started on this machine.")
-@click.option("--quick", is_flag=True, help="A small network and few rounds: takes minutes, but gives no result.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Use a small network and few rounds. It takes minutes, and its numbers are not results.",
+)
 @overrides_option
 @click.option("--out", type=PATH, help="The folder of the grid. By default runs/TABLE, or runs/TABLE-quick.")
 @quiet_option

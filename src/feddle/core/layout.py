@@ -42,7 +42,7 @@ class Layout:
     """The flat vector of a module's trainable parameters, in model order, body before head.
 
     parameters: the name, shape and start of each trainable parameter in the vector (d,).
-    buffers: those of the floating-point buffers (BatchNorm statistics), which form a second vector (b,). Integer
+    buffers: the same for the floating-point buffers (BatchNorm statistics), which form a second vector (b,). Integer
         counters are not included.
     head_start: where the head begins; d if there is none.
     head_name: the name of the head's module.

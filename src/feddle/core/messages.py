@@ -32,7 +32,7 @@ class Update:
     buffers: the running statistics of the final model (b,).
     num_examples: how many examples the client has.
     metrics: `loss`, the mean training loss.
-    digest: that of the layout of `delta` and `buffers`.
+    digest: the digest of the layout of `delta` and `buffers`.
     """
 
     job: Job

@@ -1,4 +1,4 @@
-"""Reading YAML that people write."""
+"""Strict reading of YAML files."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ _KINDS = tuple(f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float", "str
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without surprises: a duplicate key, a mapping or list that contains itself, and exotic tags are errors."""
+    """Strict YAML: a duplicate key, a mapping or list that contains itself, and exotic tags are errors."""
 
     yaml_constructors = {tag: yaml.SafeLoader.yaml_constructors[tag] for tag in (*_KINDS, None)}  # noqa: RUF012
 

@@ -1,7 +1,7 @@
 """Anchors on disk, for models whose atlas does not fit in memory.
 
-A product reads them window by window: a window is a range of columns of all rows that fits in the given memory. Windows
-are products of float32 rows (`FloatRows`), so an atlas that fits in one window gives bit-identical results.
+A product reads the anchors window by window. A window is a range of columns of all rows that fits in memory. Windows
+use the products of float32 rows (`FloatRows`), so an atlas that fits in one window gives bit-identical results.
 """
 
 import errno
@@ -28,7 +28,7 @@ class RowFiles:
     """The files of the rows in a folder, and the memory into which windows are read.
 
     A row is written to a new file, so a file that a checkpoint holds by another name never changes. The folder belongs
-    to this object: what it finds there is left from a process that was killed, and is removed. The folder is made when
+    to this object: files that it finds there are left from a killed process, and are removed. The folder is made when
     the first row is written, and is removed with this object.
     """
 
@@ -40,7 +40,7 @@ class RowFiles:
         if fitting < min(_STEP, dimension):
             least = 4 * capacity * min(_STEP, dimension) / 1e6
             raise FeddleError(
-                f"method.storage: {memory / 1e6:g} MB of memory are too few for {capacity} anchors; "
+                f"method.storage: {memory / 1e6:g} MB of memory is not enough for {capacity} anchors; "
                 f"set memory to {least:.3g} or more"
             )
         self.width = dimension if fitting >= dimension else fitting - fitting % _STEP  # columns of a window
@@ -89,10 +89,10 @@ class RowFiles:
             remove_with(self, self.folder)
 
     def _stopped(self, error: OSError) -> StoppedError:
-        size = f"{len(self.paths) * 4 * self.dimension / 1e9:,.3g} GB"
+        count, size = len(self.paths), f"{len(self.paths) * 4 * self.dimension / 1e9:,.3g} GB"
         remedy = "free some space" if error.errno == errno.ENOSPC else "check the disk"
         return StoppedError(
-            f"cannot write an anchor (of {len(self.paths)}, {size} in all) to {self.folder}: {error.strerror}; {remedy}"
+            f"cannot write an anchor ({count} anchors take {size}) to {self.folder}: {error.strerror}; {remedy}"
         )
 
 

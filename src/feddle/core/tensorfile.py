@@ -1,6 +1,6 @@
-"""Vectors in files of their own, in the format of safetensors, of which a part can be read.
+"""Vectors in separate files, in the format of safetensors. A part of a vector can be read.
 
-Such a file is written once and never changed. A checkpoint keeps it by a second name (a hard link) instead of a copy.
+A file is written once and never changed. A checkpoint keeps it by a second name (a hard link) instead of a copy.
 """
 
 import json

@@ -18,7 +18,7 @@ _LISTED = 12  # names of classes in an error
 
 
 class Part(IntEnum):
-    """What an image is for."""
+    """The purpose of an image: training, test or server."""
 
     TRAIN = 0
     TEST = 1

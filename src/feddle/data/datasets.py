@@ -1,4 +1,4 @@
-"""The data sets by name: those that feddle fetches, and those that users bring as official files."""
+"""The data sets by name: data sets that feddle downloads, and official files that users provide."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The options of data, and the `Source` that they name."""
+"""The options of data, and the `Source` that they select."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -40,13 +40,13 @@ def _require_place(data: Placed) -> Placed:
     """Your own data has a path; other data sets may have a folder."""
     name, path, folder = data.name, data.path, data.folder
     if name is None and (path or folder):
-        raise ValueError("path and folder belong to another data set; set name to that data set")
+        raise ValueError("path and folder need the name of their data set; also set name")
     if name is None and data.classes:
-        raise ValueError("classes need the name of their data set; set name too, to that of the clients or another one")
-    if name in KINDS and (path is None or folder is not None):
         raise ValueError(
-            f"{name} is your own data; set path to where it is, and no folder, which is for official files"
+            "classes need the name of their data set; also set name, to the clients' data set or another one"
         )
+    if name in KINDS and (path is None or folder is not None):
+        raise ValueError(f"{name} is your own data; set path to its location; folder is only for official files")
     if is_import_path(name) and folder is not None:
         raise ValueError(f"folder is for official files, but {name} is your own code; set path instead")
     if name not in KINDS and not is_import_path(name) and path is not None:
@@ -58,7 +58,7 @@ class ServerData(Options):
     """The server's data."""
 
     name: str | None = Field(
-        None, description="another data set for the server (out-of-domain); by default that of the clients"
+        None, description="another data set for the server (out-of-domain); by default the clients' data set"
     )
     path: str | None = Field(None, description="path of the server's data set, if it is your own data; see `data.path`")
     folder: str | None = Field(
@@ -195,7 +195,7 @@ def read_data(data: Data | ServerData, *, quiet: bool = False) -> Collection:
 
 
 def source_of(data: Data | ServerData) -> Source[Collection]:
-    """The data set that options name: your own, official files that you bring, or one that feddle fetches."""
+    """The data set that options name: your own, official files, or one that feddle downloads."""
     assert data.name is not None
     for kind in KINDS:
         if data.name == kind:

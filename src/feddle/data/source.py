@@ -26,7 +26,7 @@ class Unusable(Exception):  # noqa: N818 - a reason to try the next origin, not 
 class Source(Protocol[Content]):
     """Content that feddle fetches, official files that the user supplies, or the user's own data.
 
-    No other code asks which of the three it is.
+    No other code depends on which of the three it is.
     """
 
     @property

@@ -16,7 +16,7 @@ from feddle.training.parts import Parts
 
 
 class Ca2flOptions(MethodOptions):
-    """FedBuff with each update calibrated by the same client's previous one."""
+    """FedBuff with each update calibrated by the previous update of the same client."""
 
     name: Literal["ca2fl"] = "ca2fl"
     buffer_size: BufferSize = 10

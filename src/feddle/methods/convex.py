@@ -23,7 +23,7 @@ from feddle.training.search import Objective, SearchTask, adam_search, rounded
 
 
 class ConvexOptions(MethodOptions):
-    """Search the convex hull of the current and the reported models on the server's data."""
+    """Search the convex hull of the current model and the clients' models on the server's data."""
 
     name: Literal["convex"] = "convex"
     lr: Positive = Field(1e-2, description="learning rate of the coefficients")

@@ -1,4 +1,4 @@
-"""What a method costs the server: examples to compute, and vectors to keep."""
+"""The cost of a method at the server: examples to compute, and vectors to keep."""
 
 from dataclasses import dataclass
 

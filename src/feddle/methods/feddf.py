@@ -52,7 +52,7 @@ class FedDF:
 
     The loss is KL(teachers ‖ student) on softmaxes with a `temperature`. It uses no labels, so the data may be of
     another domain. With `average="logits"` there is one teacher, the softmax of the mean logits. With "losses" the
-    losses to each teacher are averaged; the gradient is that of the loss to the mean of their softmaxes. `patience`
+    losses to each teacher are averaged; this has the same gradient as the loss to their mean softmax. `patience`
     stops the distillation after that many epochs without a lower loss (0: never). A round in which no arrival can be
     used does not change the model.
     """

@@ -17,7 +17,7 @@ from feddle.training.workbench import Workbench
 
 
 class HfclOptions(MethodOptions):
-    """The server trains like a client, and its update is averaged with theirs."""
+    """The server trains like a client, and its update is averaged with the clients' updates."""
 
     name: Literal["hfcl"] = "hfcl"
     late: Late = "discard"

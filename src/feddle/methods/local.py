@@ -17,7 +17,7 @@ from feddle.training.parts import Alone, Parts
 
 
 class LocalOptions(MethodOptions):
-    """Train every client alone on its own data, without a federation; the baseline that shows who benefits from one."""
+    """Train every client alone on its own data, without a federation; a baseline that shows who benefits."""
 
     name: Literal["local"] = "local"
     clients: Count = Field(
@@ -48,7 +48,7 @@ class LocalOptions(MethodOptions):
 
 @dataclass(eq=False)
 class LocalState:
-    """What `local` remembers of the clients so far."""
+    """The scores of the clients so far."""
 
     scores: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)

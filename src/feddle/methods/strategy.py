@@ -1,4 +1,4 @@
-"""The protocol of every method, and what several methods share."""
+"""The protocol of every method, and functions that several methods share."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -17,7 +17,7 @@ class Strategy(Protocol):
     """A method: how the arrivals of a round change the server's model.
 
     Three attributes are optional. `max_staleness` is the largest staleness that the method uses (None: any, −1: the
-    method uses no updates); a simulation does not train updates that are staler. `state` is what the method remembers
+    method uses no updates); a simulation does not train updates that are staler. `state` is what the method keeps
     from round to round: a dataclass of tensors and numbers (`core/state.py`), which is saved in checkpoints. `personal`
     is True if every client has its own model, so that the server's model is not evaluated.
     """

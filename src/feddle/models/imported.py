@@ -13,7 +13,7 @@ from feddle.options import Imported
 class ImportedModel(ModelOptions, Imported):
     """A custom model: a function or class that makes it, by its import path. All other keys are its arguments.
 
-    It also gets those of `classes`, `image_size` and `channels` that are among its parameters.
+    It also receives `classes`, `image_size` and `channels`, if it has parameters with these names.
     """
 
     offers: ClassVar[tuple[str, ...]] = ("classes", "image_size", "channels")

@@ -67,7 +67,7 @@ def _convolution(width: int, out: int, size: int, *, stride: int = 1, groups: in
 
 
 class MobileNetV2Options(ImageNetOptions):
-    """MobileNetV2, for small devices; every layer trained."""
+    """MobileNetV2, for small devices; every layer is trained."""
 
     network: ClassVar = MobileNetV2
     head: ClassVar = "classifier"

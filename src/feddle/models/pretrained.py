@@ -29,8 +29,8 @@ class ImageNetOptions(ModelOptions, ABC):
     )
     batchnorm: Literal["average", "fixed"] = Field(
         "average",
-        description="running statistics: `average` (the mean of the clients' statistics) or `fixed` (those of the "
-        "pretrained weights, in training too)",
+        description="running statistics: `average` (the mean of the clients' statistics) or `fixed` (the "
+        "statistics of the pretrained weights, also in training)",
     )
 
     def weights(self) -> FetchedWeights | None:

@@ -53,7 +53,7 @@ class ResNet18(nn.Module):
 
 
 class ResNet18Options(ImageNetOptions):
-    """ResNet-18, every layer trained."""
+    """ResNet-18; every layer is trained."""
 
     network: ClassVar = ResNet18
     head: ClassVar = "fc"

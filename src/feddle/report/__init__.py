@@ -1,1 +1,1 @@
-"""Reading run folders and showing them to people."""
+"""Reports about run folders: pages, tables and figures."""

@@ -179,7 +179,7 @@ def _draw(grid: Grid, folder: Path, ending: str, stem: str) -> list[Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise FeddleError("figures need matplotlib; pip install 'feddle[figures]'") from error
+        raise FeddleError("figures require matplotlib; pip install 'feddle[figures]'") from error
     folder.mkdir(parents=True, exist_ok=True)
     notes = "\n".join(line for text in (*_counts(grid), *footnotes(grid)) for line in wrap(text, 110))
     written = []

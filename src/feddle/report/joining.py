@@ -1,4 +1,4 @@
-"""Does joining help: how well a model of the federation works for each client, and the client's own model."""
+"""Whether clients benefit from joining: the federated model and the client's own model, for each client."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

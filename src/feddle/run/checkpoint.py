@@ -1,4 +1,4 @@
-"""A checkpoint: named tensors and a few facts, on disk."""
+"""A checkpoint: named tensors and a few values, on disk."""
 
 import hashlib
 import json

@@ -53,7 +53,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Space:
-    """Bytes of memory and disk. Data, libraries and activations are only in what is measured."""
+    """Bytes of memory and disk. Data, libraries and activations are only in measured numbers."""
 
     server: float  # vectors of the server
     client: float  # of a client while it trains
@@ -80,7 +80,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take."""
+    """The estimated cost of a run."""
 
     network: Network
     space: Space

@@ -71,7 +71,7 @@ class RunFolder:
         if not self.path.is_dir():
             raise FeddleError(f"there is no folder {self.path}; check the path, or start a run: feddle run")
         inside = ", ".join(sorted(str(config.parent) for config in self.path.glob(f"*/{CONFIG}")))
-        remedy = f"name one of those in it: {inside}" if inside else "name a folder of `feddle run`"
+        remedy = f"name one of the folders in it: {inside}" if inside else "name a folder of `feddle run`"
         raise FeddleError(f"{self.path} holds no run (no {CONFIG}); {remedy}")
 
     def describe(self, run: Run[Runtime]) -> None:

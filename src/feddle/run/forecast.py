@@ -1,4 +1,4 @@
-"""Estimating a run before it starts: build its model and data, measure them, and compute what the run will take."""
+"""Estimating a run before it starts: build its model and data, measure them, and compute its cost."""
 
 import tempfile
 import time
@@ -26,7 +26,7 @@ _ROWS = 4  # anchors in a measured search step
 
 @dataclass(frozen=True)
 class Forecast:
-    """An estimate, the numbers that it starts from, and what its reader has to know."""
+    """An estimate, the numbers that it starts from, and remarks for the reader."""
 
     estimate: Estimate
     config: Config
@@ -39,7 +39,7 @@ class Forecast:
 def forecast(config: Config, began: float, *, quiet: bool = False) -> Forecast:
     """The estimate of a run on this machine. `began` is the CPU time of this process before it loaded anything.
 
-    The data is read and partitioned as in the run, so clients and delays are those of the run. The time that this takes
+    The data is read and partitioned as in the run, so clients and delays are the same. The time that this takes
     is the time that the run takes to start.
     """
     run = simulated(config, build_problem(config, quiet=quiet), scratch=Path(tempfile.gettempdir()))
@@ -60,7 +60,7 @@ def forecast(config: Config, began: float, *, quiet: bool = False) -> Forecast:
 
 
 def forecast_on_paper(config: Config, sizes: Sizes, examples: int | None) -> Forecast:
-    """The estimate of a federation without its data and its model; `examples` are those of a client, on average."""
+    """The estimate of a federation without its data and its model; `examples` is the average of a client."""
     held = Held(config.clients.count, examples or 0, config.data.server.samples or 0, 0)
     limit = cost_of(config.method, setting_of(config, none(config.rounds), sizes, held)).max_staleness
     traffic = expected(held.clients, config.clients.per_round, config.rounds, config.delays, limit)
@@ -110,5 +110,5 @@ def _remarks(config: Config, cost: Cost, device: str = "cpu") -> tuple[str, ...]
     if not cost.known:
         found.append(f"What {config.method.name} itself computes and keeps is not known, so it is not included.")
     if device != "cpu":
-        found.append(f"Time and memory on {device} are not measured; the memory is that of the host.")
+        found.append(f"Time and memory on {device} are not measured; the estimate is the memory of the host.")
     return tuple(found)

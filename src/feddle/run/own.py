@@ -33,7 +33,7 @@ def config_for(data: Path, file: Path | None, overrides: Sequence[str]) -> tuple
 
 
 class OpenedData(NamedTuple):
-    """Data for `simulate`: that of each client, that of the server, the test data, and the names of the classes."""
+    """Data for `simulate`: the data of each client and of the server, the test data, and the names of the classes."""
 
     clients: Sequence[Examples]
     server: Examples | None

@@ -89,7 +89,7 @@ class Plan(Options):
         None,
         exclude_if=is_none,
         description="further metrics of each evaluation: names in scikit-learn (`f1_macro`, `matthews_corrcoef`, …), "
-        "which require `feddle[metrics]`, and import paths `module:name` of your own functions; by default none",
+        "which require `feddle[metrics]`, and import paths `module:name` of custom functions; by default none",
     )
     checks: Checks = Checks()
     method: Method = Field(FeddleOptions(), description="how the server merges updates")
@@ -128,7 +128,7 @@ class SimulationPlan(Plan):
     def _workers_on_ray(self) -> "SimulationPlan":
         if isinstance(self.executor, RayOptions) and self.workers == 0:
             raise ValueError(
-                "workers is 0, but executor is ray; leave out workers, or give their number on the cluster"
+                "workers is 0, but executor is ray; leave out workers, or set it to their number on the cluster"
             )
         return self
 
@@ -147,9 +147,9 @@ class Config(SimulationPlan):
     seed, rounds, device, workers, executor: the seed, the number of rounds, and where the run is computed.
     clients, delays, training: how many clients take part, how late their updates are, and how they train.
     method, averaging, checks: how the server merges updates, and which ones it refuses.
-    data, model: what is trained on what.
+    data, model: the data, and the model that is trained.
     evaluation, metrics, diagnostics: what is measured.
-    attack, privacy: what malicious clients do, and the noise of honest ones.
+    attack, privacy: what malicious clients do, and the noise of honest clients.
     checkpoint: how often a run is saved.
 
     docs/configuration.md, or `feddle schema --markdown`, describes every key in these sections.

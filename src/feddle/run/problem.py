@@ -25,7 +25,7 @@ from feddle.training.train import Loss
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A model and its data: that of the clients, that of the server, and the test data."""
+    """A model, and the data of the clients, of the server and for the test."""
 
     model: nn.Module
     clients: Sequence[Examples]

@@ -42,7 +42,7 @@ def _leading(ranks: Ranks) -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; torchrun kills what does not end
-        raise StoppedError("another rank has ended, or torchrun was told to stop (SIGTERM)")
+        raise StoppedError("another rank has ended, or torchrun was stopped (SIGTERM)")
 
     signal.signal(signal.SIGTERM, stop)
     try:

@@ -280,7 +280,7 @@ def build_server(
 ) -> Server:
     """The server of a plan, before the first round; `strategy` replaces the plan's method."""
     if ranks is not None and (strategy is not None or not plan.method.searches):
-        remedy = "start one process, or set method.name to one of them"
+        remedy = "start one process, or set method.name to feddle or feddle+"
         raise FeddleError(
             f"several ranks share the search of feddle and feddle+, but the method is {plan.method.name}; {remedy}"
         )

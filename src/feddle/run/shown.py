@@ -1,4 +1,4 @@
-"""A run for people who use Python: words, a table and a curve."""
+"""How a run is shown in Python: as text, as a table and as a curve."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any

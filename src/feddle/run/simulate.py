@@ -1,4 +1,4 @@
-"""Runs with simulated clients: of a config, or of your own model and data."""
+"""Runs with simulated clients: from a config, or with your own model and data."""
 
 import math
 import os

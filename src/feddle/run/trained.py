@@ -53,13 +53,15 @@ def load_model(run: Path | str, model: nn.Module | None = None) -> nn.Module:
     if model is None:
         config = RunFolder(path).config()
         if not names:
-            raise FeddleError(f"{path / MODEL} does not name its classes; run {path} again with this version of feddle")
+            raise FeddleError(f"{path / MODEL} has no class names; run {path} again with this version of feddle")
         model = build_model(config, len(names), quiet=True)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         reason = one_line(" ".join(str(error).split()), 200)
-        raise FeddleError(f"the weights in {path} belong to another model ({reason}); make the same one") from error
+        raise FeddleError(
+            f"the weights in {path} belong to another model ({reason}); pass a model with the same layers"
+        ) from error
     model.class_names = tuple(names)  # type: ignore[assignment]
     return model.eval()
 
@@ -108,7 +110,7 @@ def _open(path: Path, column: str | None) -> tuple[Sequence[str], Tensor | Files
     if path.is_dir():
         files = read_all_images(path)
     elif not path.is_file():
-        raise FeddleError(f"there is no file or folder {path}; name images to predict")
+        raise FeddleError(f"there is no file or folder {path}; check the path of the images")
     elif ENDINGS.get(ending) == "npz":
         pixels = read_images(path)
         return [str(number) for number in range(len(pixels))], pixels

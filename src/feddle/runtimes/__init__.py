@@ -1,1 +1,1 @@
-"""What drives the server core: a simulation on a virtual clock, or a real federation."""
+"""Runtimes, which run the server: a simulation on a virtual clock, or a real federation."""

@@ -1,4 +1,4 @@
-"""What a worker does on a node of a Ray cluster."""
+"""The work of a worker on a node of a Ray cluster."""
 
 import os
 import sys

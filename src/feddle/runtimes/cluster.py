@@ -25,7 +25,7 @@ _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # 
 
 @dataclass(frozen=True)
 class Node:
-    """What a node of the cluster has in total."""
+    """The resources of a node of the cluster."""
 
     name: str
     cpus: float
@@ -33,7 +33,7 @@ class Node:
     store: int  # bytes of its object store
 
     def room(self, cpus: float, gpus: float) -> int:
-        """How many workers fit that need so many CPUs and GPUs each."""
+        """The number of workers that fit, if each needs these CPUs and GPUs."""
         of_cpus = math.floor(self.cpus / cpus + 1e-9)
         return min(of_cpus, math.floor(self.gpus / gpus + 1e-9)) if gpus else of_cpus
 
@@ -103,7 +103,7 @@ def join(address: str) -> None:
 
 @contextmanager
 def started(cpus: float, store: int) -> Iterator[None]:
-    """A Ray cluster on this machine only, with an object store of so many bytes."""
+    """A Ray cluster on this machine only, with an object store of this size in bytes."""
     ray = load_ray()
     free = shutil.disk_usage(_MEMORY).free if _MEMORY.exists() else store
     if free < store:

@@ -65,7 +65,7 @@ def pack(content: object) -> Packed:
         packer.dump(content)
     except Exception as error:  # whatever the pickling of a user's class raises
         reason = one_line(f"{type(error).__name__}: {error}")
-        remedy = "leave what is open (files, locks) out of the data set and the model, or use executor: local"
+        remedy = "remove open files and locks from the data set and the model, or use executor: local"
         raise FeddleError(f"executor: ray cannot send the model or the data ({reason}); {remedy}") from error
     return Packed(file.getvalue(), packer.arrays)
 
@@ -103,5 +103,5 @@ def view(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Ten
 
 
 def copy(content: np.ndarray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of its own."""
+    """A tensor with its own memory."""
     return view(content, dtype, shape).clone()

@@ -147,7 +147,7 @@ class Simulation:
         return job
 
     def facts(self) -> dict[str, Any]:
-        """A simulation has no entries of its own."""
+        """A simulation adds no entries."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -25,7 +25,7 @@ NEGLIGIBLE = 1e-6  # a divergence below this is rounding error, which Adam would
 
 
 class DistilOptions(Options):
-    """The joint prediction of the last clients' models; needs no labels, and takes data of any domain."""
+    """Match the joint prediction of the last clients' models; needs no labels, and takes data of any domain."""
 
     name: Literal["distil"] = "distil"
     teachers: Count = Field(5, description="number of teachers: the client models that arrived last")

@@ -1,6 +1,6 @@
 """Guiding the merge with data of another task than the clients'.
 
-A fresh linear head θ predicts the server's own labels from the representations of the clients' model. θ is fitted at
+A new linear head θ predicts the server's own labels from the representations of the clients' model. θ is fitted at
 the point where a search starts, and stays fixed while the search moves the body of the model.
 """
 
@@ -39,7 +39,7 @@ class HeadOptions(Options):
 
 
 class SurrogateOptions(HeadOptions):
-    """The labels of the server's data, through a fresh linear head: the paper's objective for other domains."""
+    """Predict the labels of the server's data through a new linear head: the paper's objective for other domains."""
 
     name: Literal["surrogate"] = "surrogate"
 
@@ -49,7 +49,7 @@ class SurrogateOptions(HeadOptions):
 
 
 class ClustersOptions(HeadOptions):
-    """Clusters of the model's own representations, through a fresh linear head; needs no labels."""
+    """Predict clusters of the model's own representations through a new linear head; needs no labels."""
 
     name: Literal["clusters"] = "clusters"
     steps: Count = Field(10, description="steps of k-means before each search")
@@ -72,7 +72,7 @@ class SurrogateState:
 
 @dataclass(eq=False)
 class SurrogateObjective:
-    """The loss of a fresh linear head θ on the representations of the clients' model.
+    """The loss of a new linear head θ on the representations of the clients' model.
 
     θ predicts the labels of the server's data: the paper's surrogate. With `cluster_steps` of k-means, it predicts the
     cluster of an example's representation instead, which needs no labels. The gradient is zero on the clients' own

@@ -61,7 +61,7 @@ class RawAnchors(Options):
 
 
 class CalibratedOptions(Options):
-    """Updates calibrated by the clients' previous ones, as in CA2FL."""
+    """Updates calibrated by the previous update of the same client, as in CA2FL."""
 
     name: Literal["calibrated"] = "calibrated"
     cache_limit: CacheLimit = 2000.0

@@ -287,6 +287,11 @@ class RunRecord:
         return next(filter(None, names), self.folder.resolve().name)
 
     @property
+    def seed(self) -> str:
+        """Its seed, as in its config."""
+        return str(self.config.get("seed"))
+
+    @property
     def correct(self) -> int | None:
         """One bit per test example: whether the last model predicts it correctly; None if that is unknown."""
         bits = self.result.get("correct")

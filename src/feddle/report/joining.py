@@ -17,7 +17,7 @@ from feddle.report.evidence import (
     right_by_client,
 )
 from feddle.report.grid import LOCAL, Grid, Panel, is_local, value_in
-from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, signed
+from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, ranged, signed
 
 _NAMES = 5  # names in a sentence
 _GUIDED = ("feddle", "feddle+", "fed+ft", "hfcl", "center", "convex")  # methods that use labelled data at the server
@@ -150,7 +150,7 @@ def _joined(label: str, pairs: Sequence[Pair]) -> Joined:
     several = len(pairs) > 1
     if several and not all(_has_named_tests(run) for pair in pairs for run in pair):
         pairs = pairs[:1]  # clients without names are others with every seed
-    seeds = f"Seed {pairs[0][0].config.get('seed')}: " if several and len(pairs) == 1 else ""
+    seeds = f"Seed {pairs[0][0].seed}: " if several and len(pairs) == 1 else ""
     seeds = f"Over {len(pairs)} seeds: " if len(pairs) > 1 else seeds
     scores = [tuple(by_name(_clients(run)) for run in pair) for pair in pairs]
     shared = [[(ours[name], own[name]) for name in own if name in ours] for ours, own in scores]
@@ -270,9 +270,8 @@ def _more_labels(panel: Panel) -> str:
     runs = {label: run for label, run in first_runs(panel).items() if _reads_labels(run) and run.data.get("guidance")}
     if not runs:
         return ""
-    counts = {run.data["guidance"] for run in runs.values()}
+    amount = ranged(run.data["guidance"] for run in runs.values())
     held = all(run.data.get("guidance_from_test") for run in runs.values())
-    amount = "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
     verb, taken = "uses" if len(runs) == 1 else "use", ", which were taken from the held-out data" if held else ""
     return (
         f"{listed(list(runs), _NAMES)} also {verb} {amount} labelled examples at the server{taken}; {LOCAL} does not."

@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from feddle.core.metrics import ACCURACY, Metric
-from feddle.records import ClientScores, RunRecord, finite
-from feddle.report.grid import HOW, LOCAL, Cell, Grid, Panel, is_local
+from feddle.records import HOW, ClientScores, RunRecord, finite
+from feddle.report.grid import LOCAL, Cell, Grid, Panel, is_local
 from feddle.report.numbers import Spread, counted, in_sentence, listed
 
 LEVEL = 0.05  # a p-value below it supports a difference

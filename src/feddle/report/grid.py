@@ -12,7 +12,7 @@ import yaml
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, Metric
 from feddle.reading import read_grid_record, read_run
-from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite
+from feddle.records import CONFIG, GRID, HOW, CellEntry, GridRecord, RunRecord, finite
 from feddle.report.numbers import Spread, binomial_interval, listed, mean_of, spread_of
 
 CENTER = "center"
@@ -23,7 +23,6 @@ _KEYS = {  # config keys of columns
     "delay_sigma": ("delays", "sigma"),
     "label_noise": ("data", "label_noise"),
 }
-HOW = ("seed", "workers", "executor", "checkpoint")  # keys that do not change what a config computes
 
 
 @dataclass(frozen=True)

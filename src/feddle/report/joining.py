@@ -16,7 +16,7 @@ from feddle.report.evidence import (
     p_words,
     right_by_client,
 )
-from feddle.report.grid import LOCAL, Grid, Panel, is_local, value_in
+from feddle.report.grid import LOCAL, Cell, Grid, Panel, is_local, value_in
 from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, ranged, signed
 
 _NAMES = 5  # names in a sentence
@@ -97,16 +97,21 @@ def joined_methods(panel: Panel, barred: str = "") -> list[Joined]:
     alone = next((label for label in found if runs[label].method == LOCAL), None)
     if alone is None or found[alone]["measured_on"] == "train":
         return []
-    cells = {label: panel.at(row, 0) for row, label in panel.rows.items()}
+    cells = _first_cells(panel)
     others = [label for label in found if label != alone]
     pairs = {label: _pairs(cells[label].runs, cells[alone].runs) for label in others}
     joined = [_joined(label, pairs[label]) for label in others if pairs[label]]
     return [replace(each, verdicts={}) for each in joined] if barred else joined
 
 
+def _first_cells(panel: Panel) -> dict[str, Cell]:
+    """The cells of the first column, by label."""
+    return {label: panel.at(row, 0) for row, label in panel.rows.items()}
+
+
 def first_runs(panel: Panel) -> dict[str, RunRecord]:
     """The first run of each row, by label; empty if the panel has several columns."""
-    cells = {label: panel.at(row, 0) for row, label in panel.rows.items()} if len(panel.columns) == 1 else {}
+    cells = _first_cells(panel) if len(panel.columns) == 1 else {}
     return {label: cell.runs[0] for label, cell in cells.items() if cell.runs}
 
 
@@ -123,8 +128,8 @@ def measured(runs: Mapping[str, RunRecord]) -> dict[str, ClientScores]:
 def scores_of_seeds(panel: Panel) -> dict[str, list[ClientScores]]:
     """The clients of each row for every seed, if they are the same ones; otherwise those of the first seed."""
     first = measured(first_runs(panel))
-    cells = {label: panel.at(row, 0) for row, label in panel.rows.items() if label in first}
-    runs = {label: [run for run in cell.runs if run.result.get("clients")] for label, cell in cells.items()}
+    cells = _first_cells(panel)
+    runs = {label: [run for run in cells[label].runs if run.result.get("clients")] for label in first}
     if not all(_has_named_tests(run) and run.metric == ACCURACY for each in runs.values() for run in each):
         return {label: [clients] for label, clients in first.items()}
     return {label: [_clients(run) for run in runs[label] if _clients(run)["scores"]] for label in first}

@@ -1446,7 +1446,7 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
 def test_resume_tells_a_real_federation_from_a_simulation(tmp_path: Path) -> None:
     run = ready()
     RunFolder(tmp_path / "run").path.mkdir()
-    RunFolder(tmp_path / "run").begin(run.plan)
+    RunFolder(tmp_path / "run").begin(run.plan.model_dump(mode="json"))
     with pytest.raises(FeddleError, match=r"holds a federation.*feddle federation up --out"):
         RunFolder(tmp_path / "run").config()
     text = (tmp_path / "run" / "config.yaml").read_text()

@@ -301,7 +301,7 @@ def test_the_record_of_a_resumed_cell_names_every_source(tmp_path: Path) -> None
 def test_a_cell_with_another_config_is_never_continued(tmp_path: Path) -> None:
     stopped = task_in(tmp_path / "cell" / "seed0")
     stopped.folder.mkdir(parents=True)
-    RunFolder(stopped.folder).begin(stopped.config)  # stopped before its record was written
+    RunFolder(stopped.folder).begin(stopped.config.model_dump(mode="json"))  # stopped before its record was written
     cell = replace(load_grid(CNN).cells[0], name="cell")
     assert conflict(Planned(cell, stopped.config), tmp_path) == ""
     assert conflict(Planned(cell, tiny(workers=0, seed=1)), tmp_path) == ""

@@ -31,6 +31,8 @@ GRID = "grid.json"  # GridRecord
 GRID_LOCK = ".grid.lock"
 CELL = "cell.json"  # CellRecord, in each run folder
 
+HOW = ("seed", "workers", "executor", "checkpoint")  # keys that do not change what a config computes
+
 _LARGEST = 10**30  # larger numbers would overflow in a chart
 _FEWEST_CLIENTS, _FEWEST_TESTS = 10, 20  # that a worst tenth rests on
 _LONGEST = 200  # characters of a reason, which may hold the text of a client
@@ -285,6 +287,11 @@ class RunRecord:
         named = section.get("name") if isinstance(section, dict) else section
         names = [name.strip() for name in (self.result.get("method"), named) if isinstance(name, str)]
         return next(filter(None, names), self.folder.resolve().name)
+
+    @property
+    def seed(self) -> str:
+        """Its seed, as in its config."""
+        return str(self.config.get("seed"))
 
     @property
     def correct(self) -> int | None:

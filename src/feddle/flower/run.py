@@ -48,8 +48,7 @@ def federated(
     server = build_server(plan, problem, layout, device, strategy, scratch=scratch)
     roster, per_round = Roster(plan.clients.count), plan.clients.per_round
     network = Network(server, grid, plan.federation, plan.training, plan.seed, per_round, roster)
-    method = plan.method.name if strategy is None else type(strategy).__name__
-    return Run(plan, problem, layout, network, method=method, device=device)
+    return Run(plan, problem, layout, network, plan.method_name(strategy), device)
 
 
 def status_of(run: Run[Network]) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def run_in_folder(run: Run[Network], out: Path, listener: Listener | None = None
         if folder.is_finished():
             raise FeddleError(f"{out} holds a finished federation; name another folder with out")
         if folder.checkpoint.facts() is None:  # nothing was merged yet, so the settings may still change
-            folder.begin(run.plan)
+            folder.begin(run.plan.model_dump(mode="json"))
         folder.restore(run)
         run.runtime.watch = partial(_write_status, run, out / STATUS, every=1.0)
         go_to_the_end(run, folder, Pace(1), listener)

@@ -21,7 +21,7 @@ from feddle.data.options import source_of
 from feddle.data.source import Source
 from feddle.grids.grid import Cell
 from feddle.reading import read_cell, read_result
-from feddle.records import CELL, CONFIG, CellEntry, CellRecord, finite, json_digest, write_record
+from feddle.records import CELL, CONFIG, HOW, CellEntry, CellRecord, finite, json_digest, write_record
 from feddle.run.folder import RunFolder, run_or_resume
 from feddle.run.load import parse_config
 from feddle.run.plan import Config
@@ -33,7 +33,6 @@ from feddle.runtimes.simulation import Delays, Simulation
 from feddle.version import __version__, source_digest
 
 source_digest()  # computed on import: the code may be edited while a grid runs
-_HOW = {"seed", "workers", "executor", "checkpoint"}  # keys that do not change what a config computes
 _WAITS = "a server that waits has no delays, and its clock uses the σ of the table; leave out -o delays.sigma"
 
 
@@ -80,7 +79,7 @@ def plan(cell: Cell, overrides: Sequence[str] = ()) -> Planned:
     if any(reasons):
         return Planned(cell, None, next(filter(None, reasons)))
     # where files are and how a cell is run do not change its setting
-    setting = [key for key in given if not key.endswith("folder") and key.partition(".")[0] not in _HOW]
+    setting = [key for key in given if not key.endswith("folder") and key.partition(".")[0] not in HOW]
     used, substitute = config.data.server.name, ""
     if used and cell.outside and used != cell.outside[0]:
         substitute = f"{title_of(used)} guides instead of {title_of(cell.outside[0])}"
@@ -102,7 +101,7 @@ def config_hash(config: Config) -> str:
 
     So a new option that is off by default does not change the hash of earlier runs.
     """
-    return json_digest(config.model_dump(mode="json", exclude=_HOW, exclude_none=True))
+    return json_digest(config.model_dump(mode="json", exclude=set(HOW), exclude_none=True))
 
 
 def described(planned: Planned) -> CellEntry:

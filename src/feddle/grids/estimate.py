@@ -9,10 +9,9 @@ from feddle.data.examples import Examples, Images, Tokens
 from feddle.methods.strategy import cost_of
 from feddle.models.options import ModelOptions
 from feddle.models.transformers import TransformersOptions
-from feddle.run.estimate import Held, Sizes, diagnosis_seconds, is_evaluated, round_seconds, setting_of
+from feddle.run.estimate import Held, Sizes, diagnosis_seconds, expected_traffic, round_seconds, setting_of
 from feddle.run.measure import Measured, Subject, measure
 from feddle.run.plan import Config
-from feddle.run.traffic import expected, none
 from feddle.training.train import Recipe
 
 _START = 3.0  # seconds until the first round, to start a process and read the data
@@ -26,12 +25,11 @@ def core_seconds(config: Config) -> float:
     held, classes = _held(config, contents), len(config.data.classes or ()) or contents.num_classes
     size, measured = _measured(config.model, classes, config.data.image_size, config.data.channels, not contents.shape)
     sizes, speed = Sizes(size), measured.speed
-    limit = cost_of(config.method, setting_of(config, none(config.rounds), sizes, held)).max_staleness
-    traffic = expected(config.clients.count, config.clients.per_round, config.rounds, config.delays, limit)
+    traffic = expected_traffic(config, sizes, held)
     setting = setting_of(config, traffic, sizes, held)
     merge = round_seconds(cost_of(config.method, setting), setting, speed)
     clients = traffic.used * held.client * config.training.epochs * speed.trained(config.training.batch_size)
-    tests = sum(is_evaluated(number, config) for number in range(1, config.rounds + 1))
+    tests = sum(config.is_evaluated(number) for number in range(1, config.rounds + 1))
     checks = config.rounds // config.diagnostics.every if config.diagnostics else 0
     rest = tests * held.test * speed.evaluated + checks * diagnosis_seconds(config, setting, speed)
     return _START + clients + config.rounds * merge + rest

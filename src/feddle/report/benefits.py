@@ -18,7 +18,7 @@ from feddle.report.joining import (
     scores_of_seeds,
 )
 from feddle.report.markup import Markup, each, element, folded, join, table, unbroken
-from feddle.report.numbers import NONE, mean_of
+from feddle.report.numbers import NONE, mean_of, ranged
 
 _OPEN = 30  # rows of a table that is not folded
 _MATRIX = 30  # classes of a confusion matrix that is shown
@@ -44,7 +44,7 @@ def benefits(panel: Panel, barred: str = "") -> list[Section]:
     """
     if not (runs := first_runs(panel)):
         return []
-    seed = next(f" The numbers in tables are those of seed {run.config.get('seed')}." for run in runs.values())
+    seed = next(f" The numbers in tables are those of seed {run.seed}." for run in runs.values())
     several = any(len(cell.runs) > 1 for cell in panel.cells.values())
     averaged = any(len(each) > 1 for each in scores_of_seeds(panel).values())
     sections = [_clients_section(panel, barred), _last_section(runs), _classes_section(runs)]
@@ -147,12 +147,8 @@ def _sizes(found: Sequence[ClientScores]) -> dict[str, tuple[str, str]]:
     for clients in found:
         for name, count in clients.get("untested", {}).items():
             sizes.setdefault(name, []).append((count, 0))
-    ends = {name: [(min(each), max(each)) for each in zip(*counts, strict=True)] for name, counts in sizes.items()}
-    return {name: (_range(*train), _range(*tested)) for name, (train, tested) in ends.items()}
-
-
-def _range(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low}–{high}"
+    columns = {name: zip(*counts, strict=True) for name, counts in sizes.items()}
+    return {name: (ranged(train, "d"), ranged(tested, "d")) for name, (train, tested) in columns.items()}
 
 
 def _small(text: str) -> Markup | None:

@@ -14,8 +14,8 @@ def client_figures(panel: Panel) -> list[Markup]:
         runs = [run for cell in panel.column(column).values() for run in cell.runs if _is_whole(run)]
         if runs and runs[0].data["counts"] not in shown:
             shown.append(runs[0].data["counts"])
-            several = len({str(run.config.get("seed")) for run in runs}) > 1
-            seed = [f"Seed {runs[0].config.get('seed')}"] if several else []
+            several = len({run.seed for run in runs}) > 1
+            seed = [f"Seed {runs[0].seed}"] if several else []
             title = ", ".join([*([head] if panel.columns[column] else []), *seed])
             figures.append(_figure(runs[0], f"{title}." if title else ""))
     return figures

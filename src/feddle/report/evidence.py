@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 from feddle.core.metrics import ACCURACY, Metric
-from feddle.records import ClientScores, RunRecord, finite
-from feddle.report.grid import HOW, LOCAL, Cell, Grid, Panel, is_local
+from feddle.records import HOW, ClientScores, RunRecord, finite
+from feddle.report.grid import LOCAL, Cell, Grid, Panel, is_local
 from feddle.report.numbers import Spread, counted, in_sentence, listed
 
 LEVEL = 0.05  # a p-value below it supports a difference
@@ -91,7 +91,7 @@ def _differing(runs: Sequence[RunRecord]) -> list[str]:
     """The sections of the configs that differ, except the method."""
     keys = dict.fromkeys(key for run in runs for key in run.config if key not in _FREE)
     found = [str(key) for key in keys if any(run.config.get(key) != runs[0].config.get(key) for run in runs)]
-    contents = {(str(run.config.get("seed")), run.data.get("digest")) for run in runs if "digest" in run.data}
+    contents = {(run.seed, run.data.get("digest")) for run in runs if "digest" in run.data}
     changed = len(contents) > len({seed for seed, _ in contents})
     return [*found, *(["the content of the data"] if changed and "data" not in found else [])]
 
@@ -103,8 +103,8 @@ def difference(first: Cell, second: Cell) -> Evidence:
     seeds must also have an interval of the difference that is above 0, since the test examples say nothing about the
     next seed.
     """
-    others = {str(run.config.get("seed")): run for run in second.runs}
-    pairs = [(run, others[seed]) for run in first.runs if (seed := str(run.config.get("seed"))) in others]
+    others = {run.seed: run for run in second.runs}
+    pairs = [(run, others[run.seed]) for run in first.runs if run.seed in others]
     votes = [found for pair in pairs if (found := _votes(*pair)) is not None]
     if on_training(first) != on_training(second):
         return Evidence(False, f"no lead is named, because {LOCAL} is measured on training examples")
@@ -114,10 +114,10 @@ def difference(first: Cell, second: Cell) -> Evidence:
     if votes:
         # The mean over seeds, not the sum: the seeds share test examples, so these are not new evidence.
         more, less, tests = (round(fmean(counts)) for counts in zip(*votes, strict=True))
-        examples, p = f"{tests:,} test examples", p_words(exact_p(more, less))
-        if not differs(more, less) or more < less:
-            return Evidence(False, f"no difference that {examples} can show", f"exact paired test: {p}")
-        said.append(f"exact paired test of the last models on {examples}: {p}")
+        examples, p = f"{tests:,} test examples", exact_p(more, less)
+        if p >= LEVEL or more < less:
+            return Evidence(False, f"no difference that {examples} can show", f"exact paired test: {p_words(p)}")
+        said.append(f"exact paired test of the last models on {examples}: {p_words(p)}")
     if len(pairs) > 1:
         above, ends = _over_seeds(pairs, first.metric)
         seeds = f"95 % interval of the difference over {len(pairs)} seeds: {ends}"
@@ -165,7 +165,7 @@ def _votes(first: RunRecord, second: RunRecord) -> tuple[int, int, int] | None:
 def have_same_tests(first: RunRecord, second: RunRecord) -> bool:
     """Whether two runs have the same test examples, as far as is known."""
     same = (first.data.get(key) == second.data.get(key) for key in ("test", "digest"))
-    return str(first.config.get("seed")) == str(second.config.get("seed")) and all(same)
+    return first.seed == second.seed and all(same)
 
 
 def only(one: int, other: int) -> tuple[int, int]:
@@ -186,14 +186,6 @@ def right_by_client(clients: ClientScores | None) -> dict[int, Right]:
         return {}
     rows = zip(clients["clients"], clients.get("correct", []), clients["tested"], strict=False)
     return {client: Right(int(bits, 16), tests) for client, bits, tests in rows}
-
-
-def differs(more: int, less: int, comparisons: int = 1) -> bool:
-    """Whether two models differ by the exact test, if `more` and `less` examples are right by only one of them.
-
-    The level is divided by the number of comparisons (Bonferroni).
-    """
-    return exact_p(more, less) < LEVEL / comparisons
 
 
 def exact_p(more: int, less: int) -> float:

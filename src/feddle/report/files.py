@@ -11,7 +11,7 @@ from typing import Any, Literal
 from feddle.core.errors import FeddleError
 from feddle.report.charts import COLOURS, DASHES
 from feddle.report.grid import Cell, Grid, Panel, distinct_names
-from feddle.report.numbers import NONE, Spread, counted, mean_of
+from feddle.report.numbers import NONE, Spread, counted, mean_of, ranged
 from feddle.report.page import write_document
 from feddle.report.setting import examples, refused
 from feddle.report.tables import QUICK, Entry, footnotes, from_clean, legend, marks, results
@@ -164,7 +164,7 @@ def _columns(grid: Grid, cell: Cell) -> dict[str, str | float]:
 def _range(cell: Cell, use: Literal["train", "guidance", "test"]) -> str:
     """How many examples the runs of a cell use for something; two numbers if its seeds differ."""
     found = [run.data[use] for run in cell.runs if use in run.data]
-    return "–".join(map(str, dict.fromkeys((min(found), max(found))))) if found else ""
+    return ranged(found, "d") if found else ""
 
 
 def _numbers(spread: Spread | None, mean: str, std: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ import yaml
 from feddle.core.errors import FeddleError
 from feddle.core.metrics import ACCURACY, MAIN, Metric
 from feddle.reading import read_grid_record, read_run
-from feddle.records import CONFIG, GRID, CellEntry, GridRecord, RunRecord, finite
+from feddle.records import CONFIG, GRID, HOW, CellEntry, GridRecord, RunRecord, finite
 from feddle.report.numbers import Spread, binomial_interval, listed, mean_of, spread_of
 
 CENTER = "center"
@@ -23,7 +23,6 @@ _KEYS = {  # config keys of columns
     "delay_sigma": ("delays", "sigma"),
     "label_noise": ("data", "label_noise"),
 }
-HOW = ("seed", "workers", "executor", "checkpoint")  # keys that do not change what a config computes
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,11 @@ class Grid:
         return [run for cell in self.cells for run in cell.runs]
 
     @property
+    def changed(self) -> list[str]:
+        """The overrides of the user that its runs have."""
+        return list(dict.fromkeys(text for cell in self.cells if cell.runs for text in cell.entry.get("changed") or ()))
+
+    @property
     def left_out(self) -> dict[str, list[str]]:
         """The names of the cells that are left out, by reason."""
         reasons = dict.fromkeys(reason for cell in self.cells if (reason := cell.entry.get("left_out")))
@@ -208,7 +212,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
         config = {key: value for key, value in run.config.items() if key not in HOW}
         groups.setdefault(yaml.safe_dump(config), []).append(run)
     members = list(groups.values())
-    if any(len({str(run.config.get("seed")) for run in group}) < len(group) for group in members):
+    if any(len({run.seed for run in group}) < len(group) for group in members):
         members = [[run] for run in runs]  # the same run twice is not a second seed
     labels = _labels([group[0] for group in members])
     cells = [Cell(label, {"key": {"method": label}}, group) for label, group in zip(labels, members, strict=True)]

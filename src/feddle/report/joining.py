@@ -16,8 +16,8 @@ from feddle.report.evidence import (
     p_words,
     right_by_client,
 )
-from feddle.report.grid import LOCAL, Grid, Panel, is_local, value_in
-from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, signed
+from feddle.report.grid import LOCAL, Cell, Grid, Panel, is_local, value_in
+from feddle.report.numbers import binomial_interval, counted, effective_count, listed, mean_of, ranged, signed
 
 _NAMES = 5  # names in a sentence
 _GUIDED = ("feddle", "feddle+", "fed+ft", "hfcl", "center", "convex")  # methods that use labelled data at the server
@@ -97,16 +97,21 @@ def joined_methods(panel: Panel, barred: str = "") -> list[Joined]:
     alone = next((label for label in found if runs[label].method == LOCAL), None)
     if alone is None or found[alone]["measured_on"] == "train":
         return []
-    cells = {label: panel.at(row, 0) for row, label in panel.rows.items()}
+    cells = _first_cells(panel)
     others = [label for label in found if label != alone]
     pairs = {label: _pairs(cells[label].runs, cells[alone].runs) for label in others}
     joined = [_joined(label, pairs[label]) for label in others if pairs[label]]
     return [replace(each, verdicts={}) for each in joined] if barred else joined
 
 
+def _first_cells(panel: Panel) -> dict[str, Cell]:
+    """The cells of the first column, by label."""
+    return {label: panel.at(row, 0) for row, label in panel.rows.items()}
+
+
 def first_runs(panel: Panel) -> dict[str, RunRecord]:
     """The first run of each row, by label; empty if the panel has several columns."""
-    cells = {label: panel.at(row, 0) for row, label in panel.rows.items()} if len(panel.columns) == 1 else {}
+    cells = _first_cells(panel) if len(panel.columns) == 1 else {}
     return {label: cell.runs[0] for label, cell in cells.items() if cell.runs}
 
 
@@ -123,8 +128,8 @@ def measured(runs: Mapping[str, RunRecord]) -> dict[str, ClientScores]:
 def scores_of_seeds(panel: Panel) -> dict[str, list[ClientScores]]:
     """The clients of each row for every seed, if they are the same ones; otherwise those of the first seed."""
     first = measured(first_runs(panel))
-    cells = {label: panel.at(row, 0) for row, label in panel.rows.items() if label in first}
-    runs = {label: [run for run in cell.runs if run.result.get("clients")] for label, cell in cells.items()}
+    cells = _first_cells(panel)
+    runs = {label: [run for run in cells[label].runs if run.result.get("clients")] for label in first}
     if not all(_has_named_tests(run) and run.metric == ACCURACY for each in runs.values() for run in each):
         return {label: [clients] for label, clients in first.items()}
     return {label: [_clients(run) for run in runs[label] if _clients(run)["scores"]] for label in first}
@@ -150,7 +155,7 @@ def _joined(label: str, pairs: Sequence[Pair]) -> Joined:
     several = len(pairs) > 1
     if several and not all(_has_named_tests(run) for pair in pairs for run in pair):
         pairs = pairs[:1]  # clients without names are others with every seed
-    seeds = f"Seed {pairs[0][0].config.get('seed')}: " if several and len(pairs) == 1 else ""
+    seeds = f"Seed {pairs[0][0].seed}: " if several and len(pairs) == 1 else ""
     seeds = f"Over {len(pairs)} seeds: " if len(pairs) > 1 else seeds
     scores = [tuple(by_name(_clients(run)) for run in pair) for pair in pairs]
     shared = [[(ours[name], own[name]) for name in own if name in ours] for ours, own in scores]
@@ -270,9 +275,8 @@ def _more_labels(panel: Panel) -> str:
     runs = {label: run for label, run in first_runs(panel).items() if _reads_labels(run) and run.data.get("guidance")}
     if not runs:
         return ""
-    counts = {run.data["guidance"] for run in runs.values()}
+    amount = ranged(run.data["guidance"] for run in runs.values())
     held = all(run.data.get("guidance_from_test") for run in runs.values())
-    amount = "–".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
     verb, taken = "uses" if len(runs) == 1 else "use", ", which were taken from the held-out data" if held else ""
     return (
         f"{listed(list(runs), _NAMES)} also {verb} {amount} labelled examples at the server{taken}; {LOCAL} does not."

@@ -1,6 +1,6 @@
 """Numbers and lists as readers see them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import NormalDist, fmean, stdev
@@ -105,6 +105,12 @@ def in_sentence(metric: Metric) -> str:
 def counted(number: int, noun: str) -> str:
     """A number of things: 1 cell, 2 cells."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def ranged(counts: Iterable[int], form: str = ",") -> str:
+    """The smallest and the largest count (3–5); one number if they are equal."""
+    known = list(counts)
+    return "–".join(f"{end:{form}}" for end in dict.fromkeys((min(known), max(known))))
 
 
 def listed(words: Sequence[str], most: int | None = None) -> str:

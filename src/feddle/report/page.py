@@ -222,7 +222,7 @@ def _coefficients(panel: Panel) -> Markup | None:
     for (row, column), cell in panel.cells.items():
         for run in cell.runs[:1]:
             head = "" if column is None or not panel.columns[column] else f", {panel.heads[column]}"
-            seed = f", seed {run.config.get('seed')}" if len(cell.runs) > 1 else ""
+            seed = f", seed {run.seed}" if len(cell.runs) > 1 else ""
             charts.append(coefficient_figures(run, f"{panel.rows[row]}{head}{seed}"))
     text = (
         "The coefficient of each anchor (the update of a client) in the search of each round. The rows are those of the"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from feddle.records import DATA, Refusal, RunRecord, about_unused, finite
 from feddle.report.grid import Panel, value_in
-from feddle.report.numbers import listed
+from feddle.report.numbers import listed, ranged
 
 # Each fact is a phrase with the values of config keys, and further parts that are left out if a value is missing.
 _FACTS = {
@@ -91,8 +91,7 @@ def examples(runs: Sequence[RunRecord]) -> str:
         "test": "testing",
     }
     counts = {use: [run.data[key] for run in runs if key in run.data] for key, use in uses.items()}
-    ends = {use: dict.fromkeys((min(found), max(found))) for use, found in counts.items() if found}
-    phrases = [f"{'–'.join(f'{end:,}' for end in each)} for {use}" for use, each in ends.items()]
+    phrases = [f"{ranged(found)} for {use}" for use, found in counts.items() if found]
     return f"Examples: {listed(phrases)}." if phrases else ""
 
 

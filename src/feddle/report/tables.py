@@ -209,8 +209,8 @@ def footnotes(grid: Grid) -> list[str]:
     notes = []
     if substitutes := list(dict.fromkeys(text for cell in ran if (text := cell.entry.get("substitute")))):
         notes.append(f"† {'; '.join(substitutes)}.")
-    if changed := list(dict.fromkeys(text for cell in ran for text in cell.entry.get("changed") or ())):
-        notes.append(f"§ Run with {', '.join(changed)}.")
+    if grid.changed:
+        notes.append(f"§ Run with {', '.join(grid.changed)}.")
     if any(not cell.is_final for cell in ran):
         notes.append("‡ Not finished, so not final.")
     return notes

@@ -43,27 +43,24 @@ def _lost_rounds(grid: Grid) -> list[str]:
     found = []
     for cell in grid.cells:
         for run in cell.runs:
-            kept, expected = (
-                len({line["round"] for line in run.history if line["round"] > 0}),
-                run.result.get("rounds", 0),
-            )
+            kept = len({line["round"] for line in run.history if line["round"] > 0})
+            expected = run.result.get("rounds", 0)
             if not run.status and kept < expected:
                 what = f"history.jsonl has {kept} of {counted(expected, 'round')} that result.json says"
-                seed = run.config.get("seed")
-                found.append(f"{cell.name}, seed {seed}: {what}, so curves and costs are incomplete.")
+                found.append(f"{cell.name}, seed {run.seed}: {what}, so curves and costs are incomplete.")
     return found
 
 
 def _refusals(grid: Grid) -> list[str]:
     """For each reason: how many updates were refused, of which rows, from which clients, and what to do."""
     counts = [(cell.name, refused(run)) for cell in grid.cells for run in cell.runs]
-    several = len({str(run.config.get("seed")) for run in grid.runs}) > 1  # then a number is not one client
+    several = len({run.seed for run in grid.runs}) > 1  # then a number is not one client
     found = []
     for reason in dict.fromkeys(reason for _, each in counts for reason in each):
         total = sum(each[reason] for _, each in counts)
         rows = listed([name for name, each in counts if each[reason]], _MOST)
         clients = Counter(
-            f"client {each['client']}" + (f" of seed {run.config.get('seed')}" if several else "")
+            f"client {each['client']}" + (f" of seed {run.seed}" if several else "")
             for run in grid.runs
             for each in refusals(run)
             if each["reason"] == reason
@@ -117,8 +114,9 @@ def _last_gain(cell: Cell) -> str:
 def _setting(grid: Grid) -> list[str]:
     cells = [cell for cell in grid.cells if cell.runs]
     found = []
-    if changed := list(dict.fromkeys(text for cell in cells for text in cell.entry.get("changed") or ())):
-        found.append(f"Not the setting of the table, even where its headings say so: run with {', '.join(changed)}.")
+    if grid.changed:
+        overrides = ", ".join(grid.changed)
+        found.append(f"Not the setting of the table, even where its headings say so: run with {overrides}.")
     if other := [cell.name for cell in cells if cell.has_other_config]:
         found.append(f"Run with another config than the one in the grid: {listed(other, _MOST)}.")
     tables = [cell for cell in cells if "config" in cell.entry]  # single runs have no record
@@ -148,5 +146,5 @@ def _contents(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _seeds(grid: Grid) -> list[str]:
-    seeds = {tuple(sorted(str(run.config.get("seed")) for run in cell.runs)) for cell in grid.cells if cell.runs}
+    seeds = {tuple(sorted(run.seed for run in cell.runs)) for cell in grid.cells if cell.runs}
     return ["The results do not all have the same seeds."] if len(seeds) > 1 else []

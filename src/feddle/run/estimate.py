@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from feddle.methods.cost import Cost, Setting
+from feddle.methods.strategy import cost_of
 from feddle.run.measure import Measured, Speed
 from feddle.run.plan import Config
 from feddle.run.simulate import AHEAD_BYTES
-from feddle.run.traffic import Schedule, Traffic
+from feddle.run.traffic import Schedule, Traffic, expected, none
 from feddle.run.wall import walk
 
 _FORK = 30_000_000  # bytes of memory that a worker process does not share, without a job
@@ -117,6 +118,12 @@ def setting_of(config: Config, traffic: Traffic, sizes: Sizes, held: Held) -> Se
     )
 
 
+def expected_traffic(config: Config, sizes: Sizes, held: Held) -> Traffic:
+    """The mean traffic of a config without its data; the method says how late an update may be."""
+    limit = cost_of(config.method, setting_of(config, none(config.rounds), sizes, held)).max_staleness
+    return expected(config.clients.count, config.clients.per_round, config.rounds, config.delays, limit)
+
+
 def network_of(traffic: Traffic, sizes: Sizes) -> Network:
     """The messages: a model goes to the client for each job, and an update comes back unless the run ends before."""
     up, down = traffic.returned * sizes.message, traffic.dispatched * sizes.message
@@ -162,11 +169,6 @@ def round_seconds(cost: Cost, setting: Setting, speed: Speed) -> float:
     return cost.trained * speed.trained() + cost.evaluated * speed.evaluated + products * speed.product
 
 
-def is_evaluated(number: int, config: Config) -> bool:
-    """Whether the model is evaluated after round `number`."""
-    return number % config.evaluation.every == 0 or number == config.rounds
-
-
 def diagnosis_seconds(config: Config, setting: Setting, speed: Speed) -> float:
     """The CPU time of one measurement of the diagnostics.
 
@@ -190,7 +192,7 @@ def time_of(
     extra, every = diagnosis_seconds(config, setting, speed), config.diagnostics.every if config.diagnostics else 0
     tests, checks, rounds = [], [], range(1, config.rounds + 1)
     for number in rounds:
-        tests.append(test * is_evaluated(number, config))
+        tests.append(test * config.is_evaluated(number))
         checks.append(extra if every and number % every == 0 else 0.0)
     server = [merge + tested + checked for tested, checked in zip(tests, checks, strict=True)]
     ahead = max(2 * on.workers, AHEAD_BYTES // (4 * setting.size))

@@ -25,7 +25,7 @@ from feddle.records import CHECKPOINT, COMPARISON, CONFIG, DATA, HISTORY, MODEL,
 from feddle.run.census import census
 from feddle.run.checkpoint import Checkpoint, Pace
 from feddle.run.load import load_config, parse_config, read_yaml, started_in
-from feddle.run.plan import Config, Plan
+from feddle.run.plan import Config
 from feddle.run.problem import build_problem
 from feddle.run.run import Line, Listener, Run
 from feddle.run.simulate import simulated
@@ -57,9 +57,9 @@ class RunFolder:
         with lock:
             yield
 
-    def begin(self, config: Plan) -> None:
+    def begin(self, config: dict[str, Any]) -> None:
         """Write the config; from then on, the folder holds a run."""
-        self.replace(CONFIG, as_yaml(config.model_dump(mode="json")))
+        self.replace(CONFIG, as_yaml(config))
 
     def config(self) -> Config:
         """The config of the run that the folder holds."""
@@ -257,7 +257,7 @@ def run_config(
     folder = RunFolder(out)
     with folder.locked():
         check_free(out)  # another process may have taken it in the meantime
-        folder.begin(config)
+        folder.begin(config.model_dump(mode="json"))
         go_to_the_end(run, folder, Pace(config.checkpoint.every), listener)
     return run
 

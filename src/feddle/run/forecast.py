@@ -11,13 +11,13 @@ from feddle.methods.cost import Cost
 from feddle.methods.feddle.method import AtlasOptions
 from feddle.methods.feddle.storage import DiskStorage, Int8Storage
 from feddle.methods.strategy import cost_of
-from feddle.run.estimate import Estimate, Held, Machine, Sizes, of_run, on_paper, setting_of
+from feddle.run.estimate import Estimate, Held, Machine, Sizes, expected_traffic, of_run, on_paper, setting_of
 from feddle.run.measure import Subject, measure, memory
 from feddle.run.plan import Config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
 from feddle.run.simulate import cores, resolve_workers, simulated
-from feddle.run.traffic import Traffic, expected, none, replayed
+from feddle.run.traffic import Traffic, replayed
 from feddle.runtimes.simulation import Simulation
 from feddle.training.machine import release_freed_pages
 
@@ -62,8 +62,7 @@ def forecast(config: Config, began: float, *, quiet: bool = False) -> Forecast:
 def forecast_on_paper(config: Config, sizes: Sizes, examples: int | None) -> Forecast:
     """The estimate of a federation without its data and its model; `examples` is the average of a client."""
     held = Held(config.clients.count, examples or 0, config.data.server.samples or 0, 0)
-    limit = cost_of(config.method, setting_of(config, none(config.rounds), sizes, held)).max_staleness
-    traffic = expected(held.clients, config.clients.per_round, config.rounds, config.delays, limit)
+    traffic = expected_traffic(config, sizes, held)
     cost = cost_of(config.method, setting_of(config, traffic, sizes, held))
     remarks = (
         "Without a config there is no time, since nothing is measured.",

@@ -14,7 +14,7 @@ from feddle.methods.strategy import Strategy
 from feddle.reading import read_result
 from feddle.records import CONFIG, HISTORY, MODEL, REPORT, START, json_digest
 from feddle.run.checkpoint import Pace
-from feddle.run.folder import RunFolder, as_yaml, check_free, go_to_the_end, weights_of
+from feddle.run.folder import RunFolder, check_free, go_to_the_end, weights_of
 from feddle.run.load import read_yaml
 from feddle.run.plan import Config, Plan, SimulationPlan
 from feddle.run.problem import Problem
@@ -53,7 +53,7 @@ def simulate_in(
         if not begun:
             check_free(path, named_by="out=")  # another process may have taken it in the meantime
             folder.replace(START, weights_of(problem.model))
-            folder.replace(CONFIG, as_yaml(tree))
+            folder.begin(tree)
         folder.restore(run)
         go_to_the_end(run, folder, Pace(every), listener)
         (path / START).unlink(missing_ok=True)
@@ -130,9 +130,7 @@ def save_run(run: Run[Any], path: Path) -> Path:
     strategy = None if run.method == run.plan.method.name else run.method
     own = isinstance(run.plan, SimulationPlan) and not isinstance(run.plan, Config)
     folder = RunFolder(path)
-    folder.replace(
-        CONFIG, as_yaml(settings(run.plan, run.problem, strategy) if own else run.plan.model_dump(mode="json"))
-    )
+    folder.begin(settings(run.plan, run.problem, strategy) if own else run.plan.model_dump(mode="json"))
     folder.describe(run)
     folder.replace(HISTORY, "".join(json.dumps(line) + "\n" for line in run.history).encode())
     folder.finish(run)

@@ -99,6 +99,14 @@ class Plan(Options):
         "model is evaluated and saved; by default 0.95 with feddle+ and 0 with other methods",
     )
 
+    def is_evaluated(self, number: int) -> bool:
+        """Whether the model is evaluated after round `number`."""
+        return number % self.evaluation.every == 0 or number == self.rounds
+
+    def method_name(self, strategy: object | None) -> str:
+        """The name of the method, or of the class of the `strategy` that replaces it."""
+        return self.method.name if strategy is None else type(strategy).__name__
+
 
 AnyExecutor = LocalOptions | RayOptions
 Executor = Annotated[AnyExecutor, Discriminator("name"), choice(None)]

@@ -158,7 +158,7 @@ class Run(Generic[Where]):
         line: Line = {**counted, **happened.notes}
         if self.diagnostics is not None:
             line |= self.diagnostics.measure(number, self.server.model, happened.arrivals)
-        if number % self.plan.evaluation.every == 0 or number == self.plan.rounds:
+        if self.plan.is_evaluated(number):
             line |= self._evaluate()
         return line
 

@@ -173,8 +173,7 @@ def simulate(
     check_fit(model, guides, "server=", loss if server_classes is None and reads_labels(checked.method) else None)
     check_fit(model, measures, "test=", loss)
     with RunDisplay(quiet=not (is_watched() if progress is None else progress)) as display:
-        method = checked.method.name if strategy is None else type(strategy).__name__
-        listener = _listener(display, method, checked.rounds, listeners)
+        listener = _listener(display, checked.method_name(strategy), checked.rounds, listeners)
         if out is not None:
             from feddle.run.library import simulate_in  # it needs this module
 
@@ -262,8 +261,7 @@ def simulated(
     if ranks is not None:
         ranks.agree(digests(plan, problem, layout))
     simulation = Simulation(server, trainer, plan.delays, eligible, per_round, plan.seed)
-    method = plan.method.name if strategy is None else type(strategy).__name__
-    return Run(plan, problem, layout, simulation, method, device, trainer, diagnostics, each)
+    return Run(plan, problem, layout, simulation, plan.method_name(strategy), device, trainer, diagnostics, each)
 
 
 def build_trainer(plan: SimulationPlan, problem: Problem, layout: Layout, device: str) -> AnyTrainer:

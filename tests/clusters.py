@@ -38,6 +38,12 @@ class RunningNode:
         """Every process of the node."""
         return family([self.process.pid])
 
+    def kill_head(self) -> None:
+        """End the server of the head (GCS) only, and not the node, which may be that of the driver on this machine."""
+        (server,) = (pid for pid in self.processes() if "gcs_server" in Path(f"/proc/{pid}/exe").readlink().name)
+        os.kill(self.process.pid, signal.SIGSTOP)  # it would end the rest of the node
+        os.kill(server, signal.SIGKILL)
+
     def kill(self) -> None:
         """End the node as a power cut would: no process of it can say goodbye."""
         for pid in self.processes():
@@ -55,8 +61,8 @@ class RunningCluster:
 
 
 @contextmanager
-def cluster(*cpus: int, store: int = STORE) -> Iterator[RunningCluster]:
-    """A cluster with one node for each number of CPUs."""
+def cluster(*cpus: int, store: int = STORE, hidden: Path | None = None) -> Iterator[RunningCluster]:
+    """A cluster with one node for each number of CPUs. Only the head sees what is in the folder `hidden`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -67,12 +73,20 @@ def cluster(*cpus: int, store: int = STORE) -> Iterator[RunningCluster]:
             where = [f"--address=127.0.0.1:{port}"]
             if not number:
                 where = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}", NICENESS]
-            nodes.append(_start(stack, folder / f"node{number}", *where, f"--num-cpus={each}", store=store))
+            before = () if hidden is None or not number else hide(hidden)
+            words = (*where, f"--num-cpus={each}", f"--object-store-memory={store}")
+            nodes.append(_start(stack, folder / f"node{number}", *before, *RAY, *words))
         yield RunningCluster(f"127.0.0.1:{port}", nodes)
 
 
-def _start(stack: ExitStack, said: Path, *words: str, store: int) -> RunningNode:
-    command = [*RAY, f"--object-store-memory={store}", *words]
+def hide(folder: Path) -> tuple[str, ...]:
+    """The beginning of a command whose processes see an empty folder instead, as on another machine."""
+    folder.mkdir(parents=True)
+    mount = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+    return "unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh", str(folder)
+
+
+def _start(stack: ExitStack, said: Path, *command: str) -> RunningNode:
     with said.open("wb") as file:
         process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=file, stderr=file)
     node = RunningNode(process)

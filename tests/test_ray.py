@@ -7,6 +7,8 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,17 @@ from torch.utils.data import Subset, TensorDataset
 
 import needs
 from clusters import ENVIRONMENT, STORE, RunningCluster, RunningNode, cluster
-from command import FEDDLE, run_process
+from command import FEDDLE, Said, fork_feddle, run_process
 from feddle.clients.work import Work
 from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.layout import Weights
 from feddle.core.messages import Job, Update
 from feddle.data.examples import FromDataset, Images, Selection
+from feddle.grids import cluster as grid_on_ray
 from feddle.grids.cells import Ended, Task, is_done
 from feddle.grids.cluster import Files, cell, keep_files
+from feddle.run.checkpoint import MANIFEST
+from feddle.run.folder import RunFolder, resume_run, run_config
 from feddle.run.load import parse_config
 from feddle.run.problem import build_problem
 from feddle.run.run import Listener, Run
@@ -34,7 +39,9 @@ from feddle.runtimes.cluster import Node, StoreNeed, count_workers, join, nodes_
 from feddle.runtimes.packing import pack, unpack
 from feddle.runtimes.ray import RayOptions, RayPool
 from feddle.runtimes.simulation import Simulation
-from test_reproduce import reproduce
+from killing import KillPoint, end_of
+from test_reproduce import CNN, SMALL, reproduce
+from test_resume import CutError, stop_at
 from three_numbers import weights
 from tiny import tiny
 from waiting import patient, wait_until
@@ -307,8 +314,6 @@ def test_a_cluster_that_is_too_small_is_told_at_once(two_nodes: RunningCluster) 
 
 @pytest.mark.slow
 def test_a_run_is_stopped_and_resumed(two_nodes: RunningCluster, tmp_path: Path) -> None:
-    from feddle.run.folder import resume_run, run_config
-
     ray = {"name": "ray", "address": two_nodes.address}
     whole = go(tiny(rounds=8, workers=2))
 
@@ -357,6 +362,32 @@ def test_a_run_survives_a_lost_node() -> None:
         assert same(go(tiny(**config, executor={"name": "ray", "address": running.address}), listen), whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("with_workers", [False, True])
+def test_a_lost_head_stops_the_run_which_can_be_resumed(tmp_path: Path, with_workers: bool) -> None:
+    out = tmp_path / "run"
+    with cluster(0, 1) as running:
+        ray = {"name": "ray", "address": running.address}
+        config = tiny(rounds=100_000, executor=ray, checkpoint={"every": 1})
+        (tmp_path / "config.yaml").write_text(json.dumps(config.model_dump(mode="json")))
+        child = fork_feddle("run", "config.yaml", "-q", "--out", str(out), cwd=tmp_path, fresh=True)
+        wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out, tmp_path)
+        running.nodes[0].kill_head()
+        for pid in named(running.nodes[1], "ray::RayWorker") if with_workers else ():
+            os.kill(pid, signal.SIGKILL)  # it cannot be replaced without the head
+        said = end_of_command(child, tmp_path)
+    assert (said.code, said.out) == (2, ""), said.text
+    _, last = said.err.splitlines()  # the first is about the object store
+    assert last.startswith(f"feddle: executor: the head of the Ray cluster at {running.address} is lost (")
+    assert last.endswith(f"to continue once that is fixed: feddle resume {out}")
+    with pytest.raises(FeddleError, match="expected a Ray cluster"):
+        resume_run(out, quiet=True)
+    local = {**config.model_dump(mode="json"), "executor": "local", "workers": 0}
+    (out / "config.yaml").write_text(json.dumps(local))
+    with pytest.raises(CutError):
+        resume_run(out, partial(stop_at, RunFolder(out).saved_rounds() + 2), quiet=True)
+
+
 def test_ray_on_this_machine_is_for_this_machine_only(tmp_path: Path) -> None:
     tmp_path.joinpath("config.yaml").write_text(json.dumps(tiny(executor="ray", workers=2).model_dump(mode="json")))
     code = """
@@ -399,6 +430,94 @@ def test_a_node_without_the_grids_folder_sends_its_files(tmp_path: Path) -> None
     assert is_done(task)
 
 
+def start_grid(out: Path, address: str, **overrides: Any) -> int:
+    """Start a grid of two cells on a cluster in a process of its own, which writes to files next to its folder."""
+    small = [f"-o{key}={value}" for key, value in {**SMALL, **overrides}.items()]
+    only = ["--quick", "--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
+    words = ["reproduce", CNN, "--out", str(out), *only, *small, "--executor", "ray", "--address", address]
+    return fork_feddle(*words, cwd=out.parent, fresh=True)
+
+
+def checkpoints(out: Path) -> list[Path]:
+    return list(out.rglob(f"checkpoint/{MANIFEST}"))
+
+
+def end_of_command(child: int, folder: Path) -> Said:
+    """Wait until a command of `fork_feddle` has ended."""
+    code = end_of(child, folder, KillPoint())
+    return Said(code, (folder / "stdout").read_text(), (folder / "stderr").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_cell_whose_node_is_killed_is_run_again(tmp_path: Path, shares: bool) -> None:
+    here = reproduce(tmp_path / "here", "--jobs", "1", rounds=40)
+    assert here.code == 0, here.text
+    out = tmp_path / "there"
+    hidden = None if shares else out
+    with cluster(1, 1, hidden=hidden) as running:
+        child = start_grid(out, running.address, rounds=40, **{"checkpoint.every": 1})
+        wait_until(
+            lambda: len(checkpoints(out)) == 1 + shares and named(running.nodes[1], "ray::cell"),
+            "a cell on each node",
+            out,
+        )
+        running.nodes[1].kill()
+        said = end_of_command(child, tmp_path)
+    assert said.code == 0, said.text
+    assert same_histories(tmp_path / "here", out)
+
+
+@pytest.mark.slow
+def test_a_node_that_does_not_share_the_folder_loses_no_cell(tmp_path: Path) -> None:
+    assert reproduce(tmp_path / "here", "--jobs", "1").code == 0
+    out = tmp_path / "there"
+    with cluster(0, 1, hidden=out) as running:  # all cells are on the node without the folder
+        said = end_of_command(start_grid(out, running.address), tmp_path)
+    assert said.code == 0, said.text
+    assert same_histories(tmp_path / "here", out)
+
+
+def test_a_cell_without_files_is_reported(
+    two_nodes: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finished(*_: object) -> Iterator[Ended]:
+        yield Ended(score=1.0)
+
+    monkeypatch.setattr(grid_on_ray, "cell", finished)
+    said = reproduce(tmp_path / "grid", "--executor", "ray", "--address", two_nodes.address)
+    assert said.code == 2
+    assert "has no result; the same command tries again" in said.err
+
+
+@pytest.mark.slow
+def test_a_lost_head_stops_a_grid(tmp_path: Path) -> None:
+    out = tmp_path / "grid"
+    with cluster(0, 2) as running:
+        child = start_grid(out, running.address, rounds=10_000, **{"checkpoint.every": 1})
+        wait_until(lambda: len(checkpoints(out)) == 2, "a checkpoint of each cell", out, tmp_path)
+        running.nodes[0].kill_head()
+        said = end_of_command(child, tmp_path)
+    assert said.code == 2, said.text
+    last = said.err.splitlines()[-1]
+    assert last.startswith(f"feddle: executor: the head of the Ray cluster at {running.address} is lost (")
+    assert last.endswith(f"the same command continues the runs in {out}")
+
+
+def named(node: RunningNode, name: str) -> list[int]:
+    """The processes of a node whose command begins with a name."""
+    found = []
+    for pid in node.processes():
+        with suppress(OSError):  # it has just ended
+            found += [pid] * Path(f"/proc/{pid}/cmdline").read_text().startswith(name)
+    return found
+
+
+def same_histories(one: Path, other: Path) -> bool:
+    texts = [[path.read_text() for path in sorted(folder.rglob("history.jsonl"))] for folder in (one, other)]
+    return len(texts[0]) == 2 and texts[0] == texts[1]
+
+
 def test_options_of_reproduce_that_do_not_fit(tmp_path: Path) -> None:
     for words, found in (
         (["--address", "127.0.0.1:6379"], "add --executor ray"),
@@ -409,6 +528,7 @@ def test_options_of_reproduce_that_do_not_fit(tmp_path: Path) -> None:
         said = reproduce(tmp_path / "grid", *words)
         assert said.code == 2
         assert found in said.err
+        assert not (tmp_path / "grid").exists()
 
 
 def test_errors_of_the_command_line_are_one_line(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 from feddle.cli.display import GridDisplay, error_line, print_table, stop
 from feddle.cli.options import PATH, names_in, overrides_option, quiet_option, seeds_in, this_command, track_option
 from feddle.cli.reports import report_on
-from feddle.core.errors import FeddleError
+from feddle.core.errors import FeddleError, StoppedError
 from feddle.core.importing import is_import_path
 from feddle.data.source import Source
 from feddle.records import REPORT
@@ -118,27 +118,16 @@ def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) ->
     runner.open_folder(out, grid)
     planned = _available(planned, quiet=order.quiet)
     planned = [each.unless(runner.conflict(each, out)) for each in planned]
-    runner.keep(out, grid, planned, this_command())
-    for text in _left_out(planned):
-        click.echo(error_line(text), err=True)
-    on_ray = order.executor == "ray"
-    jobs = order.jobs or cores()
+    on_ray, jobs = order.executor == "ray", order.jobs or cores()
     tasks = runner.tasks_of(planned, order.seeds, out, None if on_ray else jobs, order.track)
     waiting = [task for task in tasks if not is_done(task)]
-    failed: list[tuple[Task, Ended]] = []
-    try:
-        if waiting:
-            rounds = sum(task.config.rounds for task in waiting)
-            with ExitStack() as stack:
-                jobs = stack.enter_context(cluster.connected(order.address, order.jobs)) if on_ray else jobs
-                done = len(tasks) - len(waiting)
-                display = stack.enter_context(GridDisplay(len(tasks), done, rounds, quiet=order.quiet))
-                if on_ray:
-                    failed = cluster.run_on_cluster(waiting, jobs, display, out)
-                else:
-                    failed = runner.run_tasks(waiting, jobs, display)
-    except KeyboardInterrupt:
-        stop(f"interrupted; the runs so far are in {out}; the same command continues them", code=130)
+    with ExitStack() as stack:
+        if on_ray and waiting:  # before any file is written
+            jobs = stack.enter_context(cluster.connected(order.address, order.jobs))
+        runner.keep(out, grid, planned, this_command())
+        for text in _left_out(planned):
+            click.echo(error_line(text), err=True)
+        failed = _run_waiting(waiting, len(tasks), jobs, order, out)
     not_begun = {task.name: ended.reason for task, ended in failed if not ended.begun}
     runner.keep(out, grid, [each.unless(not_begun.get(each.cell.name, "")) for each in planned], this_command())
     for task, ended in failed:
@@ -147,6 +136,26 @@ def _run(grid: "Grid", planned: Sequence["Planned"], order: Order, out: Path) ->
     report_on([out], out / REPORT)
     if stopped := sum(ended.begun for _, ended in failed):
         raise FeddleError(f"{stopped} of the runs did not finish, see above; the same command tries again")
+
+
+def _run_waiting(
+    waiting: Sequence["Task"], count: int, jobs: int, order: Order, out: Path
+) -> list[tuple["Task", "Ended"]]:
+    """Run tasks, `jobs` at a time, and show the progress of all `count`; returns those that failed."""
+    from feddle.grids import cluster, runner
+
+    if not waiting:
+        return []
+    rounds = sum(task.config.rounds for task in waiting)
+    try:
+        with GridDisplay(count, count - len(waiting), rounds, quiet=order.quiet) as display:
+            if order.executor == "ray":
+                return cluster.run_on_cluster(waiting, jobs, display, out)
+            return runner.run_tasks(waiting, jobs, display)
+    except KeyboardInterrupt:
+        stop(f"interrupted; the runs so far are in {out}; the same command continues them", code=130)
+    except StoppedError as error:
+        raise FeddleError(f"{error}; the same command continues the runs in {out}") from error
 
 
 def _available(planned: Sequence["Planned"], *, quiet: bool) -> list["Planned"]:

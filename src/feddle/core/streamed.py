@@ -24,6 +24,18 @@ _READERS = 4  # threads; a disk is faster with several reads at once
 _STEP = 1024  # columns; a window begins at a page of the file
 
 
+def window_width(capacity: int, dimension: int, memory: int) -> int:
+    """The columns of a window of `capacity` rows in `memory` bytes; refuses a memory that is too small for one."""
+    fitting = memory // (4 * capacity)
+    if fitting < min(_STEP, dimension):
+        least = 4 * capacity * min(_STEP, dimension) / 1e6
+        raise FeddleError(
+            f"method.storage: {memory / 1e6:g} MB of memory is not enough for {capacity} anchors; "
+            f"set memory to {least:.3g} or more"
+        )
+    return dimension if fitting >= dimension else fitting - fitting % _STEP
+
+
 class RowFiles:
     """The files of the rows in a folder, and the memory into which windows are read.
 
@@ -36,14 +48,7 @@ class RowFiles:
         self.folder = folder
         self.dimension = dimension
         self.paths: list[Path | None] = [None] * capacity
-        fitting = memory // (4 * capacity)
-        if fitting < min(_STEP, dimension):
-            least = 4 * capacity * min(_STEP, dimension) / 1e6
-            raise FeddleError(
-                f"method.storage: {memory / 1e6:g} MB of memory is not enough for {capacity} anchors; "
-                f"set memory to {least:.3g} or more"
-            )
-        self.width = dimension if fitting >= dimension else fitting - fitting % _STEP  # columns of a window
+        self.width = window_width(capacity, dimension, memory)
         self._window: Tensor | None = None
         self._written = 0
 

@@ -19,10 +19,11 @@ from feddle.grids.runner import Display
 from feddle.records import RESULT
 from feddle.run.run import Line
 from feddle.run.simulate import cores
-from feddle.runtimes.cluster import StoreNeed, count_workers, join, load_ray, nodes_of, started, store_size
+from feddle.runtimes.cluster import Head, StoreNeed, count_workers, join, load_ray, nodes_of, started, store_size
 
 _ATTEMPTS = 3  # at a cell whose node was lost
 _RETURNED = 64 << 20  # bytes of the files of a cell, for the object store
+_LOOK = 1.0  # seconds until the head of the cluster is looked at again
 _LOST = "lost with its node"
 _MARK = ".shared"  # a file in the folder of the grid; a node that sees it writes there too
 
@@ -60,6 +61,7 @@ def run_on_cluster(tasks: Sequence[Task], jobs: int, display: Display, out: Path
     waiting = [task for task in tasks if not is_done(task)][::-1]
     running: dict[Any, Task] = {}
     lost: Counter[str] = Counter()
+    head = Head.connected()
     failed: list[tuple[Task, Ended]] = []
     try:
         while waiting or running:
@@ -67,7 +69,8 @@ def run_on_cluster(tasks: Sequence[Task], jobs: int, display: Display, out: Path
                 task = waiting.pop()
                 display.begin(task)
                 running[remote.remote(replace(task, folder=task.folder.resolve()), mark, Path.cwd())] = task
-            for cell_run in ray.wait(list(running), num_returns=1)[0]:
+            head.require()
+            for cell_run in ray.wait(list(running), num_returns=1, timeout=_LOOK)[0]:
                 task = running[cell_run]
                 message = _next(ray, cell_run)
                 if isinstance(message, Files):
@@ -78,6 +81,7 @@ def run_on_cluster(tasks: Sequence[Task], jobs: int, display: Display, out: Path
                     if message.details == _LOST and lost[task.label] < _ATTEMPTS:
                         waiting.append(task)
                         continue
+                    message = message if message.reason or is_done(task) else _missing(task)
                     display.end(task, message)
                     if message.reason:
                         failed.append((task, message))
@@ -96,6 +100,11 @@ def _next(ray: Any, cell_run: Any) -> Line | Ended | Files:
         reason = one_line(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__, 200)
         return Ended(reason=f"it was {_LOST} {_ATTEMPTS} times ({reason}); the same command tries again", details=_LOST)
     return message
+
+
+def _missing(task: Task) -> Ended:
+    """The end of a cell that was finished on its node, but not here."""
+    return Ended(reason=f"its node has finished it, but {task.folder} has no result; the same command tries again")
 
 
 def keep_files(files: Files, folder: Path) -> None:

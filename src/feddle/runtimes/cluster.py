@@ -7,6 +7,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,12 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from feddle.core.errors import FeddleError, one_line
+from feddle.core.errors import FeddleError, StoppedError, one_line
 from feddle.runtimes.workers import NICENESS
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  # where Ray keeps its objects
 _SMALLEST_STORE = 128 << 20
 _REACH = 10.0  # seconds in which a cluster must answer
+_LOOK = 5.0  # seconds between two looks at the head of a cluster
+_GONE = 25.0  # seconds without an answer of the head; after 60, Ray would end this process
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # the preface and empty settings
 
 
@@ -77,6 +80,37 @@ def require_reachable(address: str) -> None:
             f"executor.address: expected a Ray cluster at {address}, but {fault}; correct it, or start one: "
             "ray start --head"
         )
+
+
+class Head:
+    """The head of the cluster that this process is connected to. Without it, Ray waits, and then ends this process."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._looked = self._answered = time.monotonic()
+
+    @classmethod
+    def connected(cls) -> "Head":
+        """The head of the cluster that Ray has joined or started."""
+        return cls(load_ray().get_runtime_context().gcs_address)
+
+    def answers(self) -> bool:
+        """Whether the head answers now. It stops the run if the head has not answered for long."""
+        host, port = self.address.rsplit(":", 1)
+        fault = _fault_of(host, int(port))
+        self._looked = time.monotonic()
+        if not fault:
+            self._answered = self._looked
+        elif self._looked - self._answered > _GONE:
+            raise StoppedError(
+                f"executor: the head of the Ray cluster at {self.address} is lost ({fault}); start the cluster again"
+            )
+        return not fault
+
+    def require(self) -> None:
+        """Stop if the head has not answered for long; it is asked every few seconds, however often this is called."""
+        if time.monotonic() - self._looked > _LOOK:
+            self.answers()
 
 
 def join(address: str) -> None:

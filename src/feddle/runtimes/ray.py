@@ -28,6 +28,7 @@ from feddle.options import NonNegative, Options, Positive
 from feddle.runtimes.actor import RayWorker, versions
 from feddle.runtimes.backlog import Backlog, Failed, Fault, Task
 from feddle.runtimes.cluster import (
+    Head,
     Node,
     StoreNeed,
     count_workers,
@@ -135,6 +136,8 @@ class RayPool:
         self._broken: BaseException | None = None
         self._open = False
         self._packed: Any = None  # reference to the work, the model and the data
+        self._head: Head
+        self._kind: Any  # the actor class
         self._stack = ExitStack()
 
     def _check(self) -> None:
@@ -175,6 +178,7 @@ class RayPool:
         elif not self._ray.is_initialized():  # else the caller's own cluster is used
             offered = asked * cpus if self.workers else self.cores
             stack.enter_context(started(offered, store_size(self._need(data, asked))))
+        self._head, self._kind = Head.connected(), self._ray.remote(RayWorker)  # a class is sent once
         nodes = nodes_of(self._ray.nodes())
         count = count_workers(nodes, self.workers, cpus, gpus)
         need = self._need(data, count)
@@ -222,6 +226,7 @@ class RayPool:
         try:
             while self._open:
                 self._collect(self._hand_out())
+                self._head.require()
         except BaseException as error:  # raised in the main thread, which would otherwise wait forever
             with self._changed:
                 self._broken = error
@@ -230,8 +235,9 @@ class RayPool:
     def _hand_out(self) -> float:
         """Start missing workers and give jobs to idle ones; returns how long to wait for the next result."""
         with self._changed:
-            while len(self._actors) < (self.workers or 0):
-                self._actors.append(self._start())
+            missing = (self.workers or 0) - len(self._actors)
+            if missing and self._head.answers():  # Ray would wait for a head that is lost
+                self._actors += [self._start() for _ in range(missing)]
             idle = [actor for actor in self._actors if actor.is_ready and actor.task is None]
             while idle and (task := self._backlog.next()):
                 self._backlog.pending.remove(task)
@@ -249,7 +255,7 @@ class RayPool:
             "scheduling_strategy": "SPREAD",
             **({"runtime_env": {"env_vars": env}} if env else {}),
         }
-        kind = self._ray.remote(RayWorker).options(**options)
+        kind = self._kind.options(**options)
         actor = _Actor(kind.remote("cuda" if self.options.gpus else "cpu", (str(Path.cwd()), sys.path), self._packed))
         self._calls[actor.handle.versions.remote()] = actor
         return actor

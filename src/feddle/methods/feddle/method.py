@@ -184,7 +184,7 @@ class AtlasOptions(MethodOptions):
             trained=active * examples * (passes + (self.gate is not None)) + (own.trained(setting) if own else 0),
             evaluated=active * examples * (teachers or represented),
             products=active * steps * rows,
-            kept=self.storage.in_memory(rows, setting.size) + teachers,
+            kept=self.storage.in_memory(rows, capacity, setting.size) + teachers,
             in_file=cache.in_file + rows * isinstance(self.storage, DiskStorage),
             working=5.0 + 3 * bool(own) + 2 * (isinstance(self.anchors, CalibratedOptions)),
         )

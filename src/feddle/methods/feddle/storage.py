@@ -6,7 +6,7 @@ from pydantic import Discriminator, Field, model_serializer
 
 from feddle.core.atlas import FloatRows, Rows
 from feddle.core.errors import FeddleError
-from feddle.core.streamed import StreamedRows
+from feddle.core.streamed import StreamedRows, window_width
 from feddle.options import Options, Positive, choice
 from feddle.records import CHECKPOINT
 from feddle.training.parts import Parts
@@ -28,7 +28,7 @@ class FloatStorage(Options):
         """Empty rows for `capacity` anchors."""
         return FloatRows.empty(capacity, parts.bench.layout.size, parts.device)
 
-    def in_memory(self, anchors: float, size: int) -> float:  # noqa: ARG002
+    def in_memory(self, anchors: float, capacity: int, size: int) -> float:  # noqa: ARG002
         """The memory of anchors with `size` numbers each, as a number of float32 vectors."""
         return anchors
 
@@ -51,7 +51,7 @@ class Int8Storage(Options):
 
         return Int8Rows.empty(capacity, parts.bench.layout.size)
 
-    def in_memory(self, anchors: float, size: int) -> float:  # noqa: ARG002
+    def in_memory(self, anchors: float, capacity: int, size: int) -> float:  # noqa: ARG002
         """The memory of anchors with `size` numbers each, as a number of float32 vectors."""
         return anchors / 4
 
@@ -68,8 +68,9 @@ class DiskStorage(Options):
             raise FeddleError("method.storage: disk is for a single process, but there are several ranks; use float32")
         return files_of(parts, capacity, int(self.memory * 1e6))
 
-    def in_memory(self, anchors: float, size: int) -> float:
+    def in_memory(self, anchors: float, capacity: int, size: int) -> float:
         """The memory of anchors with `size` numbers each, as a number of float32 vectors."""
+        window_width(capacity, size, int(self.memory * 1e6))  # refuses what a run refuses
         return min(anchors, self.memory * 1e6 / (4 * size))
 
 

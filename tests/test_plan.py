@@ -337,7 +337,7 @@ def test_a_million_clients_on_paper() -> None:
         (("--params", "1e6", "tiny.yaml"), "leave one out"),
         (
             ("--params", "1e6", "--atlas-size", "100", "-o", "method.storage={name: disk, memory: 0.4}"),
-            "method.storage: 0.4 MB of memory are too few for 100 anchors; set memory to 0.41 or more",
+            "method.storage: 0.4 MB of memory is not enough for 100 anchors; set memory to 0.41 or more",
         ),
         (("tiny.yaml", "--examples", "5"), "add --params"),
         (("tiny.yaml", "--method", "fedbuff", "--atlas-size", "5"), "atlas_size"),

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from command import run_feddle, run_process
+from command import run_feddle, run_process, wait_for_end
 from feddle.core.atlas import FloatRows, SearchSpace
 from feddle.core.blocks import Blocks, Segment
 from feddle.core.errors import StoppedError
@@ -32,7 +33,7 @@ from many_ranks import environment, feddle_ranks, free_port, in_ranks, said_by
 from needs import linux
 from test_resume import CutError, cut_after, stop_at
 from three_numbers import Targets, weights
-from waiting import patient, wait_until
+from waiting import cpu_times, patient, wait_until
 
 pytestmark = [linux, patient]
 
@@ -284,20 +285,47 @@ def test_a_rank_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert in_ranks(2, tmp_path, work)[1] == "silent"
 
 
+ALONE = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(count: int, *words: str | Path) -> list[str]:
+    """A command that starts ranks of `feddle WORDS`."""
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-port", str(free_port())]
+    return [sys.executable, *start, "-m", "feddle", *map(str, words)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 2])
+def test_if_torchrun_loses_a_rank_one_line_says_so(tmp_path: Path, killed: int) -> None:
+    file, out, said = config_file(tmp_path, "feddle", rounds=100_000), tmp_path / "run", tmp_path / "said"
+    command = torchrun(3, "run", file, "-q", "--out", out)
+    with said.open("wb") as both:
+        process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **ALONE}, stdout=both, stderr=both)
+    try:
+        wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out, said=said.read_text)
+        of_rank = [pid for pid in cpu_times(os.getpid()) if f"\0RANK={killed}\0" in environment_of(pid)]
+        os.kill(of_rank[0], signal.SIGKILL)
+    finally:
+        wait_for_end(process, said)
+    lines = [line for line in said.read_text().splitlines() if line.startswith("feddle: ")]
+    assert len(lines) == 1, said.read_text()
+    assert ("rank 0 has ended without a message" in lines[0]) == (killed == 0)
+    assert "feddle resume" in lines[0]
+    with pytest.raises(CutError):
+        resume_run(out, partial(stop_at, RunFolder(out).saved_rounds() + 2), quiet=True)
+
+
+def environment_of(pid: int) -> str:
+    try:
+        return "\0" + Path(f"/proc/{pid}/environ").read_text()
+    except OSError:  # it has just ended
+        return ""
+
+
 @pytest.mark.slow
 def test_torchrun(tmp_path: Path) -> None:
     file, out = config_file(tmp_path, "feddle"), tmp_path / "run"
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-    )
-    own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    told = run_process(*torchrun, "-m", "feddle", "run", file, "-q", "--out", out, cwd=tmp_path, env=own)
+    told = run_process(*torchrun(2, "run", file, "-q", "--out", out), cwd=tmp_path, env=ALONE)
     assert told.code == 0, told.text
     run_config(small("feddle"), tmp_path / "one", quiet=True)
     assert close(out, tmp_path / "one")

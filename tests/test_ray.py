@@ -40,6 +40,7 @@ from feddle.runtimes.packing import pack, unpack
 from feddle.runtimes.ray import RayOptions, RayPool
 from feddle.runtimes.simulation import Simulation
 from killing import KillPoint, end_of
+from needs import mounts
 from test_reproduce import CNN, SMALL, reproduce
 from test_resume import CutError, stop_at
 from three_numbers import weights
@@ -449,7 +450,7 @@ def end_of_command(child: int, folder: Path) -> Said:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("shares", [True, pytest.param(False, marks=mounts)])
 def test_a_cell_whose_node_is_killed_is_run_again(tmp_path: Path, shares: bool) -> None:
     here = reproduce(tmp_path / "here", "--jobs", "1", rounds=40)
     assert here.code == 0, here.text
@@ -468,6 +469,7 @@ def test_a_cell_whose_node_is_killed_is_run_again(tmp_path: Path, shares: bool) 
     assert same_histories(tmp_path / "here", out)
 
 
+@mounts
 @pytest.mark.slow
 def test_a_node_that_does_not_share_the_folder_loses_no_cell(tmp_path: Path) -> None:
     assert reproduce(tmp_path / "here", "--jobs", "1").code == 0

@@ -11,6 +11,16 @@ def count_here() -> int:
     return int(os.environ["WORLD_SIZE"]) if given and os.environ["WORLD_SIZE"].isdecimal() else 1
 
 
+def has_agent() -> bool:
+    """Whether the ranks meet at a store of torchrun itself, which outlives each of them."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def is_first_to_follow() -> bool:
+    """Whether this process speaks for the ranks that follow: it is rank 1, or the first rank of its machine."""
+    return rank_here() == 1 or (rank_here() > 1 and os.environ.get("LOCAL_RANK") == "0")
+
+
 def rank_here() -> int:
     """The rank of this process; 0 if it is the only one."""
     return int(os.environ["RANK"]) if count_here() > 1 and os.environ["RANK"].isdecimal() else 0

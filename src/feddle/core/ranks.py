@@ -13,11 +13,14 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from feddle.core.errors import FeddleError, StoppedError
 
 _TIMEOUT = timedelta(minutes=30)  # for an answer of another rank
 _PATIENCE = timedelta(days=365)  # for the next command: clients may train for long
+_FAREWELL = timedelta(seconds=5)  # in which a rank 0 that is alive says that it ends
+_ENDED = "feddle/ended"  # the key of this farewell in the store of the ranks
 _WORDS = 5  # whole numbers of a command
 _TEXT = 4096  # bytes of a text that each rank sends at the start
 STOP = 0  # the command that ends all ranks
@@ -31,6 +34,10 @@ class EndError(Exception):
         self.code = code
 
 
+class LostRankError(StoppedError):
+    """Another rank has ended or does not answer."""
+
+
 @dataclass(eq=False)
 class Ranks:
     """A group of processes, in each of which this object has its own `rank` from 0 to `size` − 1.
@@ -42,15 +49,17 @@ class Ranks:
     rank: int
     size: int
     commands: Any = None  # the group for commands, for which a rank may wait long
+    store: Any = None  # of torchrun, which outlives the ranks; else of rank 0
     agreed: bool = field(default=False, init=False)
 
     @classmethod
     def join(cls, timeout: timedelta = _TIMEOUT) -> "Ranks":
         """Meet the other ranks that the environment describes."""
         with _talking("meet"):
-            dist.init_process_group("gloo", timeout=timeout)
+            store, rank, size = next(rendezvous("env://", timeout=timeout))
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
             commands = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        return cls(dist.get_rank(), dist.get_world_size(), commands)
+        return cls(rank, size, commands, store)
 
     def leave(self) -> None:
         """Close the connections."""
@@ -137,11 +146,22 @@ class Ranks:
         After a failure within a step, the others wait for numbers and would not receive a command. They end when the
         connections of this rank close.
         """
+        if self.rank == 0 and self.store is not None:
+            with suppress(RuntimeError):
+                self.store.set(_ENDED, str(code))
         with suppress(StoppedError):
             if not self.agreed:
                 self.exchange({"end": code, "why": why[:500]})
             elif code == 0:
                 self.announce(STOP, code)
+
+    def rank_0_reports(self) -> bool:
+        """At the other ranks, when a rank is lost: whether rank 0 ends by itself, and so reports it to the user."""
+        try:
+            self.store.wait([_ENDED], _FAREWELL)
+        except RuntimeError:
+            return False
+        return True
 
 
 @contextmanager
@@ -150,4 +170,4 @@ def _talking(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise StoppedError(f"cannot {what} the other ranks: one of them has ended or does not answer") from error
+        raise LostRankError(f"cannot {what} the other ranks: one of them has ended or does not answer") from error

@@ -117,11 +117,12 @@ def _evaluate(subject: Subject) -> None:
 
 def _product(subject: Subject, layout: Layout) -> float:
     rows = FloatRows.empty(_ROWS, layout.size) if subject.rows is None else subject.rows
-    vector = torch.ones(layout.size)
+    vector = torch.ones(layout.size, device=rows.matrix.device if isinstance(rows, FloatRows) else None)
     shape = (len(rows),) if subject.blocks is None else (len(rows), len(subject.blocks))
+    coefficients = torch.ones(shape, device=vector.device)
 
     def step() -> None:
-        rows.combine(vector, torch.ones(shape), subject.blocks)
+        rows.combine(vector, coefficients, subject.blocks)
         rows.project(vector, subject.blocks)
 
     return _seconds(step) / len(rows)

@@ -10,9 +10,9 @@ from types import FrameType
 import torch
 
 from feddle.core.errors import FeddleError, StoppedError
-from feddle.core.launched import count_here
+from feddle.core.launched import count_here, has_agent, is_first_to_follow
 from feddle.core.layout import Layout
-from feddle.core.ranks import EndError, Ranks
+from feddle.core.ranks import EndError, LostRankError, Ranks
 from feddle.records import json_digest
 from feddle.run.plan import Config, SimulationPlan
 from feddle.run.problem import Problem, build_problem
@@ -57,16 +57,34 @@ def _leading(ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def _following(ranks: Ranks) -> Iterator[None]:
-    """At the other ranks: end silently with rank 0, or report an error of this rank to it."""
+    """At the other ranks: end silently with rank 0, or report an error of this rank to it.
+
+    If rank 0 was killed, one of the others reports that. torchrun asks them to end (SIGTERM) at the same time.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        raise LostRankError("torchrun has stopped this rank")
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which then ends the others
+    if has_agent():
+        signal.signal(signal.SIGTERM, stop)
     try:
         yield
     except EndError as end:
         raise SystemExit(end.code) from None
+    except LostRankError as error:
+        if has_agent() and is_first_to_follow():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun waits for 30 seconds before it kills
+            if not ranks.rank_0_reports():
+                remedy = "its last checkpoint remains; to continue: feddle resume with the folder of the run"
+                raise StoppedError(
+                    f"rank 0 has ended without a message: it was killed, or is lost; {remedy}"
+                ) from error
+        raise SystemExit(2) from None
     except (FeddleError, OSError, MemoryError) as error:
         if not ranks.agreed:
             ranks.end(2, str(error))
-        elif not isinstance(error, StoppedError):  # else another rank has ended, which rank 0 reports
+        else:
             raise FeddleError(f"rank {ranks.rank}: {str(error) or type(error).__name__}") from error
         raise SystemExit(2) from None
 

@@ -169,7 +169,7 @@ def main() -> None:
     for name, share in found.items():
         print(f"| {name} | {100 * share:.1f} % |")
     print(
-        f"\nTorch's passes take {100 * found['training'] * times.seconds[PASSES] / whole:.0f} % of the workers' time."
+        f"\nThe passes through the model take {100 * found['training'] * times.seconds[PASSES] / whole:.0f} % of the workers' time."
     )
 
 

@@ -3,7 +3,7 @@
 The workload is that of `bench/peers.py` (synchronous FedAvg, the paper's CNN). The first table is the CPU time of a job
 in one process with one thread, by part. The second is the wall time of two workers: how long they train, and how long
 they wait for the first job, for the last job of a round, and for the server. The last line is the share of the workers'
-time that torch's passes take: what is left of a run if everything else took no time.
+time that the passes through the model take: what is left of a run if everything else took no time.
 """
 
 import argparse
@@ -169,7 +169,8 @@ def main() -> None:
     for name, share in found.items():
         print(f"| {name} | {100 * share:.1f} % |")
     print(
-        f"\nThe passes through the model take {100 * found['training'] * times.seconds[PASSES] / whole:.0f} % of the workers' time."
+        f"\nThe passes through the model take {100 * found['training'] * times.seconds[PASSES] / whole:.0f} % of the "
+        "workers' time."
     )
 
 

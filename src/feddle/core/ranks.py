@@ -19,7 +19,7 @@ from feddle.core.errors import FeddleError, StoppedError
 
 _TIMEOUT = timedelta(minutes=30)  # for an answer of another rank
 _PATIENCE = timedelta(days=365)  # for the next command: clients may train for long
-_FAREWELL = timedelta(seconds=5)  # in which a rank 0 that is alive says that it ends
+_FAREWELL = timedelta(seconds=20)  # for a rank 0 that is alive to say that it ends; torchrun kills after 30
 _ENDED = "feddle/ended"  # the key of this farewell in the store of the ranks
 _WORDS = 5  # whole numbers of a command
 _TEXT = 4096  # bytes of a text that each rank sends at the start

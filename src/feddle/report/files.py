@@ -168,7 +168,7 @@ def _range(cell: Cell, use: Literal["train", "guidance", "test"]) -> str:
 
 
 def _numbers(spread: Spread | None, mean: str, std: str) -> dict[str, str]:
-    """Mean and standard deviation, of a share in per cent."""
+    """The mean and standard deviation. Shares are in per cent."""
     values = (None, None) if spread is None else (spread.mean, spread.std)
     factor = 100 if spread and spread.metric.share else 1
     return {name: "" if v is None else f"{factor * v:.3f}" for name, v in zip((mean, std), values, strict=True)}

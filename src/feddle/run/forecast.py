@@ -91,7 +91,7 @@ def subject_of(run: Run[Simulation], config: Config) -> Subject:
 
 
 def _rows(method: AtlasOptions, run: Run[Simulation]) -> Rows:
-    """A few anchors to measure a search's products with. Those of an atlas on disk are in memory here."""
+    """A few anchors, to time the products of a search. They are in memory, even if the run keeps them on disk."""
     if isinstance(method.storage, Int8Storage):
         from feddle.core.packed import Int8Rows  # numba takes a second to import
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from feddle.models.cnn import CNN
 from feddle.models.resnet import ResNet18
 from feddle.training.kernels import convolution
-from feddle.training.kernels.convolution import WinogradConv2d, _is_fast, _to_patches
+from feddle.training.kernels.winograd import WinogradConv2d, _is_fast, _to_patches
 from feddle.training.machine import one_thread
 
 

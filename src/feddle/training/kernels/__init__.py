@@ -33,7 +33,7 @@ def convolution(in_channels: int, out_channels: int, *, padding: bool = True, bi
     """A 3×3 convolution with stride 1; with padding, it keeps the height and width."""
     if not padding or min(in_channels, out_channels) < _FEW_CHANNELS or not own_kernels():
         return nn.Conv2d(in_channels, out_channels, 3, padding=int(padding), bias=bias)
-    from feddle.training.kernels.convolution import WinogradConv2d  # compiles its functions
+    from feddle.training.kernels.winograd import WinogradConv2d  # compiles its functions
 
     return WinogradConv2d(in_channels, out_channels, bias=bias)
 

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from feddle.models.cnn import CNN
 from feddle.models.resnet import ResNet18
-from feddle.training.kernels.winograd import WinogradConv2d
 from feddle.training.kernels.pooling import PooledReLU
+from feddle.training.kernels.winograd import WinogradConv2d
 from feddle.training.machine import one_thread
 from feddle.training.train import Recipe
 

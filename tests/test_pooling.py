@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from feddle.core.compiled import compiled
 from feddle.models.cnn import CNN, CnnOptions
-from feddle.training.kernels.winograd import WinogradConv2d
 from feddle.training.kernels.pooling import PooledReLU
+from feddle.training.kernels.winograd import WinogradConv2d
 from feddle.training.machine import one_thread
 
 

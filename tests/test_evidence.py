@@ -177,7 +177,7 @@ def test_quick_grids_have_no_verdict(tmp_path: Path) -> None:
 def test_runs_of_earlier_versions_have_no_lead(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, name, [value], tests=0) for name, value in (("a", 0.9), ("b", 0.5))]
     grid = grid_of_runs(folders)
-    assert headline(grid) == "No lead is named, because it is not recorded which test examples are right"
+    assert headline(grid) == "No lead is named, because it is not recorded which test examples are predicted correctly"
     assert "chance" not in "".join(Document(page([grid])).inside("text"))
 
 
@@ -251,7 +251,7 @@ def test_clients_and_classes_have_names(tmp_path: Path) -> None:
 def test_of_many_clients_some_are_shown_and_outliers_are_clipped(tmp_path: Path) -> None:
     run = with_clients(tmp_path / "a", [[1, 2]] * 59 + [[1, 900]], clients=5000)
     text = " ".join(Document(page([grid_of_runs([run])])).inside("figcaption"))
-    assert "60 of the 5,000 clients, at equal distances. Values beyond 2 are clipped." in text
+    assert "60 of the 5,000 clients, evenly spaced. Values beyond 2 are clipped." in text
 
 
 @pytest.mark.parametrize("counts", [[], [[]], [[1], [1, 2]], [[0]]])

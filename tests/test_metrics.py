@@ -423,7 +423,7 @@ def test_the_page_says_for_whom_joining_is_better(tmp_path: Path) -> None:
         "for 1 of 3 clients. Accuracy, mean over clients: 79.0% in the federation, 79.3% alone."
     )
     assert told in page([grid])
-    assert "that the number of test examples of each class leaves open do not overlap" in page([grid])
+    assert "if the 95 % intervals of the two models do not overlap" in page([grid])
 
 
 def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ def test_the_table_of_clients_shows_means_over_the_seeds(tmp_path: Path) -> None
     text = page([grid_of_runs(folders)])
     assert '<th scope="row">north</th><td>50</td><td>100–120</td><td>40.0%</td>' in text
     assert '<th scope="row">south</th><td>50</td><td>100</td><td>20.0%</td>' in text
-    assert "that of a client, over the seeds that measured it" in text
+    assert "The number of a client is the mean over the seeds that measured it" in text
 
 
 def test_clients_without_names_are_compared_for_one_seed(tmp_path: Path) -> None:

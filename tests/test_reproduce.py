@@ -219,7 +219,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     assert record["config"] == held["cnn/fashion-mnist/dir0.1/sigma20/fedbuff"]["config"]
     html = (out / "report.html").read_text()
     assert drawings(html, "curves")
-    assert "The band of one seed is the interval of 95 %" in html
+    assert "The band of one seed is the 95 % interval" in html
     # a run that is removed and run again gives the same number
     accuracy = json.loads(before[runs[0]])["accuracy"]
     shutil.rmtree(runs[0].parent)

@@ -48,7 +48,7 @@ class Options(BaseModel):
 
     @classmethod
     def _hint(cls, key: str) -> str:
-        """What may have been meant: a key inside another one, a similar key, or a key of another choice."""
+        """A suggestion for an unknown key: a key inside another one, a similar key, or a key of another choice."""
         fields = cls.model_fields.items()
         inside = [f"{n}.{key}" for n, f in fields for m in members_of(f.annotation) if key in m.model_fields]
         if inside:
@@ -90,7 +90,7 @@ class Imported(Options):
 
 
 def _choices(kind: type[Options]) -> Iterator[type[Options]]:
-    """The classes of a kind that have a name, at any depth."""
+    """The subclasses of a kind that have a name, at any depth."""
     for member in kind.__subclasses__():
         yield from [member] if member.named() else _choices(member)
 

@@ -109,7 +109,7 @@ def _types(kind: type) -> dict[str, TypeAdapter[Any]]:
 
 
 def _checked(found: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """The fields that have a value of the type that `kind` declares for them, so that readers need not check."""
+    """The fields whose values have the types that `kind` declares, so that readers need not check them."""
     types, kept = _types(kind), {}
     for name, value in found.items():
         with suppress(ValidationError):
@@ -118,7 +118,7 @@ def _checked(found: Mapping[str, Any], kind: type) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file, except one without an end: the run is writing it, or was killed while writing it."""
+    """The complete lines of a file. An incomplete last line, which a run is writing or did not finish, is left out."""
     lines = enumerate(_read(path).split(b"\n")[:-1], 1)
     return [_parsed(path, line, "JSON", where=f", line {number}") for number, line in lines if line.strip()]
 

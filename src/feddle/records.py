@@ -34,7 +34,7 @@ CELL = "cell.json"  # CellRecord, in each run folder
 HOW = ("seed", "workers", "executor", "checkpoint")  # keys that do not change what a config computes
 
 _LARGEST = 10**30  # larger numbers would overflow in a chart
-_FEWEST_CLIENTS, _FEWEST_TESTS = 10, 20  # that a worst tenth rests on
+_FEWEST_CLIENTS, _FEWEST_TESTS = 10, 20  # required clients, and required test examples of their worst tenth
 _LONGEST = 200  # characters of a reason, which may hold the text of a client
 
 Number = Annotated[float, Field(gt=-_LARGEST, lt=_LARGEST)]
@@ -106,7 +106,7 @@ class ClientScores(TypedDict):
     examples: list[int]  # for training
     tested: list[int]  # examples that its score is measured on
     scores: list[Number]
-    correct: NotRequired[list[Hex]]  # which of its own test examples are right
+    correct: NotRequired[list[Hex]]  # which of its own test examples are predicted correctly
     mean: Number
     worst_tenth: Number
     whole: NotRequired[Number]  # of `local`: the mean over the clients of their models' scores on all test data
@@ -128,7 +128,7 @@ class Details(TypedDict, total=False):
     last: dict[str, Number | None]  # every metric of the last evaluation
     clients: ClientScores
     classes: ClassScores
-    correct: Hex  # which test examples a classifier has right
+    correct: Hex  # which test examples a classifier predicts correctly
 
 
 class Result(Details, total=False):
@@ -177,7 +177,7 @@ class DataRecord(TypedDict, total=False):
 
 
 def about_unused(columns: Sequence[str]) -> str:
-    """That some columns are not used, and what to do if one of them names the clients; empty if there are none."""
+    """A note about unused columns, and what to do if one of them names the clients; empty if there are none."""
     if not columns:
         return ""
     if len(columns) == 1:
@@ -321,7 +321,7 @@ class RunRecord:
 
 
 def worst_tenth(clients: ClientScores) -> float | None:
-    """The mean over the worst tenth of the clients; None if it rests on too few clients or examples."""
+    """The mean over the worst tenth of the clients; None if there are too few clients or examples."""
     count, higher = len(clients["scores"]), metric_named(clients["metric"]).higher
     tested = [
         number for _, number in sorted(zip(clients["scores"], clients["tested"], strict=False), reverse=not higher)
@@ -352,7 +352,7 @@ def summary(history: Sequence[HistoryLine]) -> Result:
 
 
 def hex_of(bits: Sequence[bool]) -> str:
-    """Bits as hexadecimal digits, the first bit in front."""
+    """Bits as hexadecimal digits; the first bit is the highest."""
     return f"{int(''.join('01'[bit] for bit in bits) or '0', 2):x}"
 
 
@@ -364,7 +364,7 @@ def finite(value: object) -> float | None:
 
 
 def write_record(path: Path, record: Mapping[str, Any], indent: int = 2) -> None:
-    """Write a record as JSON, whole or not at all."""
+    """Write a record as JSON, atomically."""
     write_whole(path, (json.dumps(record, indent=indent, ensure_ascii=path.name != GRID) + "\n").encode())
 
 

@@ -235,11 +235,14 @@ class Server:
         if self.max_norm_ratio is None:
             return None
         own, known = self._initial_norm, self.state.usual_norm
-        usual = max(known, _SMALL * own) if known else own  # a model of zeros sets no limit until enough are known
+        usual = max(known, _SMALL * own) if known else own  # a model of zeros sets no limit at first
         return "too long" if usual and norm(update).item() > self.max_norm_ratio * usual else None
 
 
 def moving_average(average: Weights, latest: Weights, decay: float, version: int) -> Weights:
-    """The average after a version: `decay` of the old average, at first less, so that early versions fade soon."""
+    """The average after a version: it keeps the share `decay` of the old average.
+
+    At first it keeps a smaller share, so that early versions fade soon.
+    """
     share = 1 - min(decay, version / (version + _WARM_UP))
     return Weights(average.vector.lerp(latest.vector, share), average.buffers.lerp(latest.buffers, share))

@@ -1,4 +1,4 @@
-"""What feddle knows: methods, config keys, data sets and pretrained weights. Commands import torch when they run."""
+"""Commands that list methods, config keys, data sets and pretrained weights. They import torch when they run."""
 
 import json
 from pathlib import Path

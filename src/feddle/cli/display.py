@@ -196,7 +196,7 @@ class FederationDisplay:
         self._shown = len(lines)
 
     def _print_failures(self, status: Status) -> None:
-        """Print failed jobs: without the table, only they show that an app is wrong."""
+        """Print failed jobs. Without the live table, only these lines show that an app is wrong."""
         for node in status["nodes"]:
             known, self._failed[node["node"]] = self._failed.get(node["node"], 0), node["failed"]
             if node["failed"] > known and node["why"]:

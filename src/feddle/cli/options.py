@@ -52,7 +52,7 @@ def folder_name(method: str) -> str:
 
 
 def this_command() -> str:
-    """The command line that was given, which continues what it started."""
+    """The command line of this process. Running it again continues what it started."""
     return shlex.join(["feddle", *sys.argv[1:]])
 
 

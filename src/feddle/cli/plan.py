@@ -89,7 +89,7 @@ def plan(params: int | None, statistics: int | None, examples: int | None, as_js
 
 
 def _as_typed(text: str, short: Mapping[str, Any]) -> str:
-    """The text of an error about an override with the option that was given instead of it."""
+    """The text of an error, with each override replaced by the short option that the user gave."""
     for name, key in _KEYS.items():
         text = text.replace(f"-o {key}={short[key]}: {key}", f"--{name.replace('_', '-')}")
     return text

@@ -97,7 +97,7 @@ def reproduce(
 
 
 def _check_executor(order: Order) -> None:
-    """Refuse options that do not belong together."""
+    """Refuse options that cannot be combined."""
     if any(text.startswith("executor") for text in order.overrides):
         raise FeddleError("-o executor is for a single run; to spread the runs over a cluster: --executor ray")
     if order.address is not None:

@@ -42,7 +42,7 @@ class Rows(Anchors, Protocol):
         """The first rows, as a view."""
 
     def saved(self, count: int) -> dict[str, Tensor]:
-        """The first rows as named tensors, which later changes do not reach."""
+        """The first rows as named tensors, which later changes of the rows do not affect."""
 
     def load(self, count: int, saved: Mapping[str, Tensor]) -> None:
         """Replace the first rows by those that `saved` returned."""
@@ -131,7 +131,7 @@ def replace_rows(columns: Mapping[str, Tensor], count: int, saved: Mapping[str, 
 
 
 def load_rows(rows: Rows, count: int, saved: Mapping[str, Tensor]) -> None:
-    """Replace the first rows of a dataclass of tensors, also by rows that ranks have saved one by one."""
+    """Replace the first rows of a dataclass of tensors. `saved` may hold one tensor per row, as ranks save them."""
     if vars(rows).keys() <= saved.keys():
         replace_rows(vars(rows), count, saved)
     else:
@@ -140,7 +140,7 @@ def load_rows(rows: Rows, count: int, saved: Mapping[str, Tensor]) -> None:
 
 
 def row_in(saved: Mapping[str, Tensor], row: int) -> Tensor:
-    """An anchor (d,) in what any kind of rows has saved: a matrix, 8-bit codes with scales, or one tensor per row."""
+    """An anchor (d,) from saved rows of any kind: a matrix, 8-bit codes with scales, or one tensor per row."""
     if "matrix" in saved:
         return saved["matrix"][row]
     if "codes" in saved:

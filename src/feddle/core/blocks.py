@@ -41,9 +41,9 @@ class Segment:
         return slice(self.block, self.block + self.rows)
 
     def within(self, start: int, stop: int) -> Iterator["Segment"]:
-        """The part of it in a range of coordinates, which are then counted from `start`.
+        """Its part in a range of coordinates, which are then counted from `start`.
 
-        A border of the range may cut its first or last row, which is then a segment of its own.
+        If a border of the range cuts a row, the remaining part of that row becomes a separate segment.
         """
         first, last = max(start - self.start, 0), min(stop - self.start, self.rows * self.width)
         while first < last:

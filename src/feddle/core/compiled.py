@@ -7,7 +7,7 @@ import numba
 
 
 def compiled(signature: str | None = None, *, fastmath: bool = False) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function: with a signature immediately, without one at the first call. The code is cached on disk.
+    """Compile a function: immediately if a signature is given, else at the first call. The code is cached on disk.
 
     With a signature, it is compiled before worker processes are forked, so they share it. `fastmath` allows SIMD sums.
     """

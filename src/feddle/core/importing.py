@@ -14,7 +14,7 @@ from feddle.core.errors import FeddleError, did_you_mean, one_line
 
 
 def is_import_path(name: object) -> bool:
-    """Whether a name in a config is an import path, not the name of something that feddle has."""
+    """Whether a name in a config is an import path, and not one of feddle's own names."""
     return isinstance(name, str) and ":" in name
 
 
@@ -44,7 +44,7 @@ def imported(path: str) -> Any:
 
 
 def called(path: str, arguments: Mapping[str, Any], offers: Mapping[str, Any] | None = None) -> Any:
-    """The object at an import path, called with these arguments, and with the `offers` that its signature names."""
+    """Call the object at an import path with these arguments, and with the `offers` that its signature accepts."""
     target = imported(path)
     chosen = {name: value for name, value in (offers or {}).items() if _takes(target, name)}
     try:
@@ -56,7 +56,7 @@ def called(path: str, arguments: Mapping[str, Any], offers: Mapping[str, Any] | 
 
 
 def check_arguments(path: str, arguments: Iterable[str], offers: Iterable[str] = ()) -> None:
-    """Refuse arguments that the object at an import path does not take, and those that it needs but does not get."""
+    """Refuse arguments that the object at an import path does not take, and missing arguments that it requires."""
     target, given = imported(path), list(arguments)
     if not callable(target):
         raise FeddleError(f"expected a class or function at {path!r}, found {type(target).__name__}; name another one")
@@ -77,7 +77,7 @@ def error_text(error: Exception) -> str:
 
 
 def error_place(error: Exception) -> str:
-    """Where the user's code failed: the file and line of the last frame in the file that feddle called, or nothing."""
+    """Where the user's code failed: file and line of the last frame in the file that feddle called; may be empty."""
     frames = extract_tb(error.__traceback__)[1:]  # the first is the call
     inside = [frame for frame in frames if frame.filename == frames[0].filename]
     return f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""

@@ -12,12 +12,12 @@ def count_here() -> int:
 
 
 def has_agent() -> bool:
-    """Whether the ranks meet at a store of torchrun itself, which outlives each of them."""
+    """Whether torchrun itself keeps the store through which the ranks connect. That store outlives every rank."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def is_first_to_follow() -> bool:
-    """Whether this process speaks for the ranks that follow: it is rank 1, or the first rank of its machine."""
+    """Whether this process reports errors for the other ranks: it is rank 1, or the first rank of another machine."""
     return rank_here() == 1 or (rank_here() > 1 and os.environ.get("LOCAL_RANK") == "0")
 
 

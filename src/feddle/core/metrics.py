@@ -31,7 +31,7 @@ class Metric:
         return f"{round(100 * value, 1):.1f}%" if self.share else f"{value:.3g}"
 
     def worst_tenth(self, values: Sequence[float]) -> float:
-        """The mean of the worst tenth of the values, rounded up to whole ones."""
+        """The mean of the worst tenth of the values; the number of these values is rounded up."""
         return fmean(sorted(values, reverse=not self.higher)[: math.ceil(len(values) / 10)])
 
 

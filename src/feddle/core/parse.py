@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
 
-# deep, which means at once: what contains itself cannot be constructed
+# With deep=True, content is constructed at once, so a mapping or list that contains itself is detected.
 _Loader.add_constructor(f"{_TAG}map", partial(_Loader.construct_mapping, deep=True))
 _Loader.add_constructor(f"{_TAG}seq", partial(_Loader.construct_sequence, deep=True))
 

@@ -19,15 +19,15 @@ from feddle.core.errors import FeddleError, StoppedError
 
 _TIMEOUT = timedelta(minutes=30)  # for an answer of another rank
 _PATIENCE = timedelta(days=365)  # for the next command: clients may train for long
-_FAREWELL = timedelta(seconds=20)  # for a rank 0 that is alive to say that it ends; torchrun kills after 30
-_ENDED = "feddle/ended"  # the key of this farewell in the store of the ranks
-_WORDS = 5  # whole numbers of a command
+_FAREWELL = timedelta(seconds=20)  # for rank 0 to report that it ends; torchrun kills all ranks after 30
+_ENDED = "feddle/ended"  # the key of this report in the store of the ranks
+_WORDS = 5  # number of whole numbers in a command
 _TEXT = 4096  # bytes of a text that each rank sends at the start
 STOP = 0  # the command that ends all ranks
 
 
 class EndError(Exception):
-    """A rank that follows ends, because rank 0 has ended; its `code` is the exit code."""
+    """Ends a rank that follows, because rank 0 has ended; `code` is the exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -54,7 +54,7 @@ class Ranks:
 
     @classmethod
     def join(cls, timeout: timedelta = _TIMEOUT) -> "Ranks":
-        """Meet the other ranks that the environment describes."""
+        """Connect to the other ranks that the environment describes."""
         with _talking("meet"):
             store, rank, size = next(rendezvous("env://", timeout=timeout))
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
@@ -73,7 +73,7 @@ class Ranks:
             dist.broadcast(words, 0, group=self.commands)
 
     def next_command(self) -> list[int]:
-        """At the other ranks: wait for the next command of rank 0, and end if that is its wish."""
+        """At the other ranks: wait for the next command of rank 0, which may be to end."""
         words = torch.zeros(_WORDS, dtype=torch.int64)
         with _talking("hear from"):
             dist.broadcast(words, 0, group=self.commands)
@@ -112,7 +112,7 @@ class Ranks:
         return tensor
 
     def exchange(self, said: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What each rank says, by rank."""
+        """Send a record to all ranks; returns the records of all ranks, by rank."""
         content = json.dumps(said).encode()[:_TEXT].ljust(_TEXT)
         mine = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         heard = [torch.zeros_like(mine) for _ in range(self.size)]
@@ -122,7 +122,7 @@ class Ranks:
         return [json.loads(each.numpy().tobytes()) for each in heard]
 
     def agree(self, digest: Mapping[str, str]) -> None:
-        """Check that all ranks have built the same; rank 0 raises the error of another rank, or names what differs."""
+        """Compare what the ranks have built. Rank 0 raises the error of another rank, or names the difference."""
         said = self.exchange({"digest": dict(digest)})
         if self.rank:
             ended = said[0].get("end")
@@ -137,11 +137,11 @@ class Ranks:
                 self._refuse(f"rank {rank} has another {different[0]} than rank 0; {remedy}")
 
     def _refuse(self, reason: str) -> NoReturn:
-        """Only rank 0 tells the user."""
+        """Only rank 0 reports the error to the user."""
         raise EndError(2) if self.rank else FeddleError(reason)
 
     def end(self, code: int, why: str = "") -> None:
-        """End all ranks, whether they have agreed before or not.
+        """End all ranks, before or after `agree`.
 
         After a failure within a step, the others wait for numbers and would not receive a command. They end when the
         connections of this rank close.
@@ -156,7 +156,7 @@ class Ranks:
                 self.announce(STOP, code)
 
     def rank_0_reports(self) -> bool:
-        """At the other ranks, when a rank is lost: whether rank 0 ends by itself, and so reports it to the user."""
+        """At the other ranks, when a rank is lost: whether rank 0 ends by itself, and so reports the error."""
         try:
             self.store.wait([_ENDED], _FAREWELL)
         except RuntimeError:

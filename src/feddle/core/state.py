@@ -69,7 +69,7 @@ def _encode(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _fill(state: Any, values: Mapping[str, Any], prefix: str, saved: Named, device: str | torch.device) -> None:
-    """Set every field of a mutable dataclass; what is mutable in it is filled in place."""
+    """Set every field of a mutable dataclass; mutable values in it are filled in place."""
     for name, hint in _hints(type(state)).items():
         now = getattr(state, name)
         if hasattr(now, "load_state_dict"):

@@ -39,8 +39,8 @@ def window_width(capacity: int, dimension: int, memory: int) -> int:
 class RowFiles:
     """The files of the rows in a folder, and the memory into which windows are read.
 
-    A row is written to a new file, so a file that a checkpoint holds by another name never changes. The folder belongs
-    to this object: files that it finds there are left from a killed process, and are removed. The folder is made when
+    Each row is written to a new file, so a file to which a checkpoint has a link never changes. The folder belongs to
+    this object: files that it finds there were left by a killed process, and are removed. The folder is made when
     the first row is written, and is removed with this object.
     """
 
@@ -133,7 +133,7 @@ class StreamedRows:
     def combine(self, origin: Tensor, coefficients: Tensor, blocks: Blocks | None = None) -> Tensor:
         """See `Anchors`. Rows whose coefficients are all zero are not read.
 
-        It begins with the last window, which `project` has read last, so that the system may still hold it.
+        It begins with the last window. `project` has just read that window, so the system may still cache it.
         """
         out = torch.empty_like(origin)
         used = coefficients.view(self.count, -1 if self.count else 1).ne(0).any(1).tolist()

@@ -1,6 +1,6 @@
 """Vectors in separate files, in the format of safetensors. A part of a vector can be read.
 
-A file is written once and never changed. A checkpoint keeps it by a second name (a hard link) instead of a copy.
+A file is written once and never changed. A checkpoint gives it a second name (a hard link) instead of copying it.
 """
 
 import json
@@ -52,7 +52,7 @@ def file_of(tensor: Tensor) -> Path | None:
 
 
 def add_name(path: Path, name: Path) -> None:
-    """Give a file a second name, in whose folder it stays when the first is removed; a copy if there are no links."""
+    """Give a file a second name (a hard link). On a file system without hard links, copy the file."""
     try:
         os.link(path, name)
     except FileExistsError:

@@ -80,7 +80,7 @@ class Collection:
 def ranks(values: Sequence[str]) -> tuple[Tensor, list[str]]:
     """Each value as a number from 0, in the order of the distinct values: as numbers if all are whole, else as text."""
     column = np.array([str(value) for value in values])
-    with suppress(ValueError, OverflowError):  # some are no numbers, or too large
+    with suppress(ValueError, OverflowError):  # some are not numbers, or are too large
         numbers = [int(value) for value in values]
         if all(str(number) == str(value) for number, value in zip(numbers, values, strict=True)):  # 01 is not 1
             column = np.array(numbers, dtype=np.int64)

@@ -29,7 +29,7 @@ class Examples(Protocol):
 class Images:
     """Images as bytes (n, C, H, W), in memory or decoded when used, made into floats in [−1, 1] one batch at a time.
 
-    Grey images are repeated over `channels`, so that one model takes any set. Batches come in channels_last. With
+    Grey images are repeated over `channels`, so one model works with every set. Batches come in channels_last. With
     `size`, a batch is resized when it is taken, so that a large set can stay as it is on disk.
     """
 
@@ -143,7 +143,7 @@ def targets_of(examples: Examples) -> Tensor:
 
 
 def classes_of(examples: Examples) -> Tensor | None:
-    """The class of each example (n,); None if the targets are not stored apart from the inputs, or are no classes."""
+    """The class of each example (n,); None if targets are not stored apart from the inputs, or are not classes."""
     known = stored_targets(examples)
     are_classes = known is not None and known.ndim == 1 and known.dtype == torch.int64 and not (known < 0).any()
     return known if are_classes else None

@@ -152,7 +152,7 @@ class Own:
 
     def missing(self) -> str | None:
         folder = self.name in ("images", "huggingface")
-        if self.place.is_dir() if folder else self.place.is_file():  # a named pipe would block whoever opens it
+        if self.place.is_dir() if folder else self.place.is_file():  # opening a named pipe would block
             return None
         expected = f"data.name is {self.name}, but there is no {'folder' if folder else 'regular file'} {self.place}"
         return f"{expected} to read the data from; correct data.path, or set data.name to one of {', '.join(KINDS)}"

@@ -73,7 +73,7 @@ class Auto(Options):
     name: Literal["auto"] = "auto"
 
     def build(self, rows: Labelled, clients: int, seed: int) -> Partition:
-        """Partition as the other two do."""
+        """Partition as `natural` or `dirichlet` does."""
         return (Dirichlet() if rows.owners is None else Natural()).build(rows, clients, seed)
 
 

@@ -99,13 +99,13 @@ def require_pillow(name: str) -> None:
 
 
 def decode_picture(source: Path | io.BytesIO, size: int, channels: int, name: str) -> Tensor:
-    """An image file as bytes (channels, size, size): grey or colour as asked, resized bilinearly with antialiasing."""
+    """An image file as bytes (channels, size, size): grey or in colour, resized bilinearly with antialiasing."""
     from PIL import Image
 
-    if isinstance(source, Path) and not source.is_file():  # a named pipe would block whoever opens it
+    if isinstance(source, Path) and not source.is_file():  # opening a named pipe would block
         raise FeddleError(f"the image {name} is not a regular file, or it is missing; leave it out")
     try:
-        # The warnings are about images that are decoded all the same; what cannot be decoded is an error.
+        # The warnings are about images that can still be decoded. An image that cannot be decoded is an error.
         with warnings.catch_warnings(action="ignore"), Image.open(source) as image:
             if image.mode[0] in "IF":
                 raise ValueError("it has more than 8 bits per channel; save it with 8")

@@ -16,7 +16,7 @@ from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError, did_you_mean
 
 Content = TypeVar("Content", covariant=True)
-_SETTLED = 2.0  # seconds; a file that was written just now may change once more without another time
+_SETTLED = 2.0  # seconds; a file that was just written may change again without a new timestamp
 
 
 class Unusable(Exception):  # noqa: N818 - a reason to try the next origin, not yet an error

@@ -19,7 +19,7 @@ _PATIENCE = 10.0  # seconds
 
 
 def found(command: str) -> str:
-    """The path of a command, first of those that are installed next to feddle."""
+    """The path of a command. The folder in which feddle is installed is searched first."""
     path = shutil.which(command, path=environment()["PATH"])
     if path is None:
         raise FeddleError(f"a real federation needs Flower's {command}; pip install 'feddle[flower]'")
@@ -86,7 +86,7 @@ def check_certificate(superlink: str, root: Path) -> None:
     except ValueError as error:
         raise FeddleError(f"expected the SuperLink's address as host:port, got {superlink!r}") from error
     except OSError:
-        return  # nobody answers yet
+        return  # there is no answer yet
 
 
 def _forward(stream: IO[bytes], refused: Event) -> None:

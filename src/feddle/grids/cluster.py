@@ -23,7 +23,7 @@ from feddle.runtimes.cluster import Head, StoreNeed, count_workers, join, load_r
 
 _ATTEMPTS = 3  # at a cell whose node was lost
 _RETURNED = 64 << 20  # bytes of the files of a cell, for the object store
-_LOOK = 1.0  # seconds until the head of the cluster is looked at again
+_LOOK = 1.0  # seconds between two checks of the head of the cluster
 _LOST = "lost with its node"
 _MARK = ".shared"  # a file in the folder of the grid; a node that sees it writes there too
 
@@ -103,7 +103,7 @@ def _next(ray: Any, cell_run: Any) -> Line | Ended | Files:
 
 
 def _missing(task: Task) -> Ended:
-    """The end of a cell that was finished on its node, but not here."""
+    """How a cell ended that its node has finished, but whose result is missing here."""
     return Ended(reason=f"its node has finished it, but {task.folder} has no result; the same command tries again")
 
 

@@ -20,7 +20,7 @@ _SAMPLES = 1000  # of the server by default
 
 
 def core_seconds(config: Config) -> float:
-    """The approximate time of a run on one core. Its data is not read, so clients count as equally large."""
+    """The approximate time of a run on one core. Its data is not read, so clients are assumed to be equally large."""
     contents = contents_of(config.data.name) or _UNKNOWN
     held, classes = _held(config, contents), len(config.data.classes or ()) or contents.num_classes
     size, measured = _measured(config.model, classes, config.data.image_size, config.data.channels, not contents.shape)
@@ -36,7 +36,7 @@ def core_seconds(config: Config) -> float:
 
 
 def _held(config: Config, contents: Contents) -> Held:
-    """The examples of clients, server and test, as far as the config tells; a class is as frequent as another."""
+    """The estimated numbers of examples of clients, server and test; all classes are assumed to be equally frequent."""
     data = config.data
     share = len(data.classes) / contents.num_classes if data.classes else 1.0
     train, test = round(share * contents.train), round(share * contents.test)
@@ -47,7 +47,7 @@ def _held(config: Config, contents: Contents) -> Held:
 
 @cache
 def _measured(model: ModelOptions, classes: int, size: int, channels: int, text: bool) -> tuple[int, Measured]:
-    """The number of trainable parameters, and the measurement on examples without content."""
+    """The number of trainable parameters, and the measurement on blank examples."""
     built = model.build(classes, size, channels)
     recipe = Recipe(batch_size=32 if size <= 64 else 4)
     parameters = sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)

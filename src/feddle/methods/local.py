@@ -39,7 +39,7 @@ class LocalOptions(MethodOptions):
         return Local(parts.alone, self.clients, epochs, parts.rounds)
 
     def cost(self, setting: Setting) -> Cost:
-        """A client is measured on the test examples of its classes; half of them are assumed."""
+        """A client is measured on the test examples of its classes, assumed to be half of all test examples."""
         clients = min(self.clients, setting.clients)
         epochs = self.epochs or max(1, round(setting.rounds * setting.per_round / setting.clients * setting.epochs))
         trained, measured = clients * epochs * setting.client_examples, clients * setting.test / 2

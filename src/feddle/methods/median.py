@@ -23,7 +23,7 @@ class MedianOptions(MethodOptions):
         return CoordinateMedian(self)
 
     def cost(self, setting: Setting) -> Cost:
-        """The updates are stacked and sorted, and the order of each number takes two more."""
+        """The updates are stacked and sorted. The 64-bit indices of the sort are as large as two more copies."""
         return Cost(working=4 * setting.most + 1)
 
 

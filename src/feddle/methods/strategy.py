@@ -76,7 +76,7 @@ def cost_of(options: MethodOptions, setting: Setting) -> Cost:
 
 
 def state_of(strategy: Strategy) -> Any:
-    """What the method remembers; None if it remembers nothing."""
+    """The state of the method; None if it has none."""
     return getattr(strategy, "state", None)
 
 

@@ -22,7 +22,7 @@ class CnnOptions(ModelOptions):
     )
     hidden: Count = Field(512, description="outputs of the first linear layer")
     padding: bool = Field(True, description="whether the convolutions keep the height and width")
-    pools: int = Field(3, ge=0, le=1000, strict=True, description="number of convolutions that 2×2 pooling follows")
+    pools: int = Field(3, ge=0, le=1000, strict=True, description="number of convolutions followed by 2×2 pooling")
 
     def build(self, classes: int, image_size: int, channels: int, *, quiet: bool = False) -> nn.Module:  # noqa: ARG002
         return CNN(classes, self, image_size=image_size, in_channels=channels)

@@ -23,7 +23,7 @@ from feddle.models.weights import WEIGHTS, FetchedWeights, ModelFolder, named
 from feddle.options import Count, Options, Positive, Share, is_none
 
 _QUERY_AND_VALUE = ("q_proj", "v_proj", "query", "value", "q_lin", "v_lin", "q", "v", "qkv", "c_attn")
-_LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no hub, and no code out of a folder
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}  # no download from a hub, and no code from the folder
 _LENGTH = 64  # tokens per text
 _HALVES = (0.5, 0.5, 0.5)  # mean and deviation that leave images in [−1, 1] as they are
 
@@ -175,7 +175,7 @@ def _load(transformers: Any, folder: Path, settings: Mapping[str, Any], classes:
 
 
 def _check(model: Any, loading: Mapping[str, Any], folder: Path) -> set[str]:
-    """Refuse weights that do not fit; the names of missing weights that are allowed: a pooler's."""
+    """Refuse weights that do not fit. Returns the names of missing weights that are allowed: those of a pooler."""
     base = f"{model.base_model_prefix}."
     if not any(name.startswith(base) for name, _ in model.named_parameters()):
         raise FeddleError(f"the model in {folder} cannot be separated from its head: it has no part called {base[:-1]}")
@@ -213,7 +213,7 @@ def _add_adapters(model: Any, adapters: Adapters, fresh: set[str], folder: Path)
             **options,
         )
         peft.inject_adapter_in_model(config, model)
-    except Exception as error:  # peft takes any option, and finds out late that a value is impossible
+    except Exception as error:  # peft accepts any option, and detects an invalid value late
         wrong = f"model.lora does not fit the model in {folder} ({in_words(error)})"
         raise FeddleError(f"{wrong}; correct its target_modules or options") from error
     base = f"{model.base_model_prefix}."

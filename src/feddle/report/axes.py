@@ -1,4 +1,4 @@
-"""Axes, from values to pixels with ticks at round numbers, and the frames of all charts."""
+"""Axes, which map values to pixels and have ticks at round numbers; and the frames of all charts."""
 
 import math
 from collections.abc import Sequence

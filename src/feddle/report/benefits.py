@@ -31,8 +31,8 @@ _MEASURED = {
     " optimistic, most of all for a client that trains alone.",
 }
 _MEANS = (
-    " The numbers in tables are means over the seeds; that of a client, over the seeds that measured it. Numbers of"
-    " examples are those of one seed, or their range if the seeds differ."
+    " The numbers in tables are means over the seeds. The number of a client is the mean over the seeds that measured"
+    " it. Numbers of examples are those of one seed, or their range if the seeds differ."
 )
 Section = tuple[str, str, Sequence[Markup | None]]
 
@@ -93,17 +93,17 @@ def _about_others(run: RunRecord, clients: ClientScores) -> str:
 
 
 def _about_clear(found: Sequence[ClientScores]) -> str:
-    """When a difference between two models of a client is called clear."""
+    """The rule for a clear difference between two models of a client."""
     if all(map(right_by_client, found)):
         return (
             "A difference is clear if an exact paired test on the client’s test examples has p < 0.05, divided by the"
             " number of clients compared. With several seeds, the test uses the mean counts of all of them, and"
-            " either the interval of 95 % of the difference over the seeds must not contain 0, or every seed alone must"
+            " either the 95 % interval of the difference over the seeds must not contain 0, or every seed alone must"
             " show the difference by the same test."
         )
     return (
-        "A difference is clear if the intervals that the number of test examples of each class leaves open do not"
-        " overlap. They are intervals of 95 %, widened for the number of clients compared (Bonferroni)."
+        "A difference is clear if the 95 % intervals of the two models do not overlap. The width of an interval follows"
+        " from the number of test examples of each class, and from the number of clients compared (Bonferroni)."
     )
 
 
@@ -131,9 +131,9 @@ def _client_table(seeds: Mapping[str, Sequence[ClientScores]], metric: Metric, j
     heads = ["Client", "Trained on", "Measured on (training)" if on_training else "Tested on", *scores]
     rows = []
     for name, counts in sizes.items():
-        told = {label: found[name].short for label, found in verdicts.items() if name in found}
+        verdict_of = {label: found[name].short for label, found in verdicts.items() if name in found}
         means = {label: mean_of([each.get(name) for each in known]) for label, known in scores.items()}
-        cells = [join(metric.shown(mean), _small(told.get(label, ""))) for label, mean in means.items()]
+        cells = [join(metric.shown(mean), _small(verdict_of.get(label, ""))) for label, mean in means.items()]
         rows.append(_row(name, [*counts, *cells]))
     return _long(f"Each of {len(rows)} clients", heads, rows, "clients")
 

@@ -7,7 +7,7 @@ from feddle.report.markup import Markup
 
 
 def client_figures(panel: Panel) -> list[Markup]:
-    """A heat map for each partition of a panel: that of the first run in each column which is not yet shown."""
+    """Heat maps of the first run in each column of a panel; equal partitions are shown once."""
     shown: list[list[list[int]]] = []
     figures = []
     for column, head in enumerate(panel.heads):
@@ -22,7 +22,7 @@ def client_figures(panel: Panel) -> list[Markup]:
 
 
 def _is_whole(run: RunRecord) -> bool:
-    """Whether the classes of the clients are known: a row for each client, and in all rows as many classes."""
+    """Whether the classes of the clients are known: a row for each client, and equally many classes in each row."""
     rows, clients = run.data.get("counts", []), run.data.get("shown", [])
     return len(rows) == len(clients) > 0 < len(rows[0]) and all(len(row) == len(rows[0]) for row in rows)
 
@@ -34,7 +34,7 @@ def _figure(run: RunRecord, title: str) -> Markup:
     classes = [_with_noun("class", name) for name in _named(run.data.get("classes", []), numbers)]
     rows: Rows = dict(zip(classes, zip(*counts, strict=True), strict=True))
     total = run.data.get("clients", len(clients))
-    some = f" {len(clients)} of the {total:,} clients, at equal distances." if total > len(clients) else ""
+    some = f" {len(clients)} of the {total:,} clients, evenly spaced." if total > len(clients) else ""
     caption = f" Number of training examples of each client and class.{some}"
     notes = [
         about_classes(_with_noun("client", name), classes, each) for name, each in zip(clients, counts, strict=True)

@@ -14,13 +14,14 @@ from feddle.report.numbers import Spread, counted, in_sentence, listed
 LEVEL = 0.05  # a p-value below it supports a difference
 _FEWEST_ROUNDS = 20  # of a run that may win
 _FREE = (*HOW, "method", "strategy", "metrics", "device")  # keys of configs that may differ
-# Student's t for an interval of 95 %, by degrees of freedom from 1; the last one is used for more, which is careful.
+# Student's t for a 95 % interval, by degrees of freedom from 1. The last value is also used for more degrees of
+# freedom, which is conservative.
 _STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Whether the first of two methods is better than the second; if it is not shown to be, the reason in words."""
+    """Whether the first of two methods is shown to be better than the second; if not, the reason in words."""
 
     supported: bool
     words: str = ""
@@ -128,7 +129,7 @@ def difference(first: Cell, second: Cell) -> Evidence:
 
 
 def on_training(cell: Cell) -> bool:
-    """Whether the number of a method is measured on training examples, which is so for `local` without classes."""
+    """Whether the number of a method is measured on training examples, as for `local` without classes."""
     alone = [clients for run in cell.runs if run.method == LOCAL and (clients := run.result.get("clients"))]
     return any(clients["measured_on"] == "train" for clients in alone)
 
@@ -141,13 +142,13 @@ def _lack(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) -> str:
         return f"one seed cannot show a difference of {in_sentence(metric)}"
     if any(run.method == LOCAL for pair in pairs for run in pair):
         return "the data does not say which client a test example belongs to"
-    return "it is not recorded which test examples are right"
+    return "it is not recorded which test examples are predicted correctly"
 
 
 def _votes(first: RunRecord, second: RunRecord) -> tuple[int, int, int] | None:
-    """How many test examples only the first has right, only the second, and how many there are; None if unknown.
+    """How many test examples only the first predicts correctly, only the second, and all; None if unknown.
 
-    If every client has its own model (`local`), they are the test examples of the clients that both runs measured.
+    If every client has its own model (`local`), these are the test examples of the clients that both runs measured.
     """
     one, other, tests = first.correct, second.correct, first.data.get("test")
     if not have_same_tests(first, second):
@@ -174,14 +175,14 @@ def only(one: int, other: int) -> tuple[int, int]:
 
 
 class Right(NamedTuple):
-    """Which of a client's own test examples are right, a bit for each, and how many there are."""
+    """Which of a client's own test examples are predicted correctly, as one bit each, and their number."""
 
     bits: int
     tests: int
 
 
 def right_by_client(clients: ClientScores | None) -> dict[int, Right]:
-    """What is right of each client's own test examples; empty if that is not known."""
+    """Which of each client's own test examples are predicted correctly; empty if unknown."""
     if clients is None:
         return {}
     rows = zip(clients["clients"], clients.get("correct", []), clients["tested"], strict=False)
@@ -201,7 +202,7 @@ def exact_p(more: int, less: int) -> float:
 
 
 def _over_seeds(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) -> tuple[bool, str]:
-    """Whether the first is better by the interval of 95 % of the difference (Student's t), and the interval."""
+    """Whether the first is better by the 95 % interval of the difference (Student's t), and the interval."""
     scale = (100 if metric.share else 1) * (1 if metric.higher else -1)
     scores = [(one.score, other.score) for one, other in pairs]
     values = [scale * (a - b) for a, b in scores if a is not None and b is not None]
@@ -213,7 +214,7 @@ def _over_seeds(pairs: Sequence[tuple[RunRecord, RunRecord]], metric: Metric) ->
 
 
 def interval_over_seeds(values: Sequence[float]) -> tuple[float, float]:
-    """The interval of 95 % (Student's t) of the mean of two or more values."""
+    """The 95 % interval (Student's t) of the mean of two or more values."""
     half = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1] * stdev(values) / sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 

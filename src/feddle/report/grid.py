@@ -66,8 +66,8 @@ class Cell:
     def curve(self, field: str | None = None) -> tuple[list[tuple[int, float]], list[tuple[int, float, float]]]:
         """The mean over seeds in the rounds that all seeds have, and the range of the seeds. Shares are in per cent.
 
-        Without `field` it is that of the main metric. With a single seed, the range is that of its clients, if the
-        field has one. For accuracy it is the interval that the number of test examples leaves open.
+        By default, `field` is the main metric. With a single seed, the range is that of its clients, if the field has
+        one. For accuracy, it is the 95 % interval for the number of test examples.
         """
         field = field or self.metric.name
         curves = [_values(run, field, "mean") for run in self.runs]
@@ -205,7 +205,7 @@ def read_grid(folder: Path) -> Grid:
 
 
 def grid_of_runs(folders: Sequence[Path]) -> Grid:
-    """Single runs as a grid with one column and one row for each config, best first. Its seeds are one cell."""
+    """Single runs as a grid with one column and one row for each config, best first. Seeds of a config share a cell."""
     runs = [read_run(folder) for folder in _run_folders(folders)]
     groups: dict[str, list[RunRecord]] = {}
     for run in runs:

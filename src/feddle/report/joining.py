@@ -181,8 +181,8 @@ def _has_named_tests(run: RunRecord) -> bool:
 def _verdicts(pairs: Sequence[Pair]) -> dict[str, Verdict]:
     """The verdict of each client that both runs measured, corrected for the number of clients (Bonferroni).
 
-    If it is known which of a client's own test examples are right, the exact paired test decides. Otherwise the
-    intervals that the number of test examples leaves open must not overlap, which is stricter.
+    If it is known which of a client's own test examples are predicted correctly, the exact paired test decides.
+    Otherwise the 95 % intervals for the number of test examples must not overlap, which is stricter.
     """
     counts: dict[str, list[Counts]] = {}  # of each seed
     for run, alone in pairs:
@@ -203,7 +203,7 @@ def _paired(counts: Sequence[Counts], comparisons: int) -> Verdict:
     """
     more, less, tests = (round(fmean(values)) for values in zip(*counts, strict=True))
     level, p = LEVEL / comparisons, exact_p(more, less)
-    if exact_p(tests, 0) >= level:  # not even if one model had all of them right, and the other one none
+    if exact_p(tests, 0) >= level:  # the test fails even if one model is right on all of them, and the other on none
         return Verdict(TOO_FEW)
     if p >= level:
         return Verdict(NOT_CLEAR, p_words(p))
@@ -215,8 +215,8 @@ def _paired(counts: Sequence[Counts], comparisons: int) -> Verdict:
 def _doubt(counts: Sequence[Counts], level: float) -> str:
     """Why several seeds do not show a client's difference; empty if they do.
 
-    They show it if the interval over the seeds is without 0, or if every seed alone shows it. Few seeds have a wide
-    interval, so without the second rule a harm that each seed shows would be withdrawn because it is not equally large.
+    They show it if the interval over the seeds does not contain 0, or if every seed alone shows it. The second rule
+    is needed because few seeds have a wide interval, even if each of them shows a harm.
     """
     points = [100 * (more - less) / max(tests, 1) for more, less, tests in counts]
     low, high = interval_over_seeds(points)
@@ -248,7 +248,7 @@ def _by_intervals(run: RunRecord, alone: RunRecord) -> dict[str, Verdict]:
 
 
 def _effective(run: RunRecord) -> dict[str, float]:
-    """The number of test examples that the score of each client rests on; clients of which it is unknown are left out.
+    """The number of test examples behind the score of each client; clients for which it is unknown are left out.
 
     A client that is measured by its classes has the effective number of a weighted mean.
     """

@@ -41,7 +41,7 @@ def paragraph(text: str, kind: str) -> Markup | None:
 
 
 def unbroken(text: str) -> str:
-    """A text that does not break a line inside of `lr = 0.1`."""
+    """A text in which `lr = 0.1` is never split over two lines."""
     return text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
 
 

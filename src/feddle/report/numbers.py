@@ -44,7 +44,7 @@ def effective_count(weights: Sequence[float], counts: Sequence[int]) -> float:
 
 
 def binomial_interval(percentage: float, count: float, comparisons: int = 1) -> tuple[float, float]:
-    """Wilson's interval of 95 % around a percentage of `count` examples; wider by Bonferroni for more comparisons."""
+    """Wilson's 95 % interval around a percentage of `count` examples; wider by Bonferroni for more comparisons."""
     z = 1.96 if comparisons == 1 else NormalDist().inv_cdf(1 - 0.025 / comparisons)
     share = min(max(percentage / 100, 0.0), 1.0)
     middle, half = share + z * z / (2 * count), z * sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)

@@ -140,7 +140,7 @@ def _about_curves(panel: Panel) -> str:
             map(is_local, panel.cells.values())
         ),
         "Lines are means over seeds, bands are their range.": max(counts) > 1,
-        "The band of one seed is the interval of 95 % that the number of test examples leaves open.": 1 in counts
+        "The band of one seed is the 95 % interval (Wilson’s) for the number of test examples.": 1 in counts
         and of_accuracy,
         "Chance is the accuracy of always guessing the most frequent class.": any(
             panel.guess(column) is not None for column in range(len(panel.columns))

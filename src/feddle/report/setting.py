@@ -37,7 +37,7 @@ def setting(runs: Sequence[RunRecord]) -> str:
 
 
 def simulated_clients(runs: Sequence[RunRecord]) -> str:
-    """That the data names no clients, if one of its columns might; empty otherwise."""
+    """A note that the clients are simulated, if an unused column might name them; empty otherwise."""
     columns = list(dict.fromkeys(column for run in runs for column in run.data.get("unused", [])))
     return f"The clients are simulated: the data names none, and {about_unused(columns)}." if columns else ""
 
@@ -84,7 +84,7 @@ def _text(value: object, key: str, share: str) -> str:
 
 
 def examples(runs: Sequence[RunRecord]) -> str:
-    """How many examples the runs use for what; a range if that differs, and nothing if it is unknown."""
+    """The numbers of examples for each purpose; a range if the runs differ, and empty if unknown."""
     uses: Mapping[Literal["train", "guidance", "test"], str] = {
         "train": "training",
         "guidance": "guidance at the server",

@@ -199,7 +199,7 @@ def legend(grid: Grid) -> str:
         return f"{names}: {rule} Bold: a lead that the test examples and seeds support.{above}"
     both = len({cell.has_own_data for cell in grid.cells if cell.runs}) > 1
     groups = " and, as in the paper, the best of the methods with and of those without in-domain data at the server"
-    bold = f"the best of its column{groups if both else ''}, be it a lead or not"
+    bold = f"the best of its column{groups if both else ''}, whether or not it is a lead"
     return f"{names}: {rule}{'' if grid.quick else f' Bold: {bold}.'}{above}"
 
 

@@ -73,7 +73,7 @@ def _refusals(grid: Grid) -> list[str]:
 
 
 def _chance(grid: Grid) -> list[str]:
-    """The rows whose last models may all be as good as a guess, by the interval that the test examples leave open."""
+    """The rows whose last models may all be as good as a guess, by the interval for the number of test examples."""
     cells = [cell for cell in grid.cells if cell.runs and all(map(_may_be_a_guess, cell.runs))]
     names = listed([cell.name for cell in cells] or [""], _MOST)
     return [f"Not shown to be better than always guessing the most frequent class: {names}."] if cells else []

@@ -123,7 +123,7 @@ def _compared(grid: Grid, panel: Panel) -> str:
 
 
 def _reasons(reasons: Mapping[str, str]) -> list[str]:
-    """Why no method leads over each of some methods. A reason is said once, with all methods that it holds for."""
+    """Why no method leads over each of some methods. Each reason is given once, with all methods that it applies to."""
     said = {reason: [name for name in reasons if reasons[name] == reason] for reason in reasons.values()}
     return [f"{listed(names, _FEW)}: {reason}" for reason, names in list(said.items())[:_FEW]]
 

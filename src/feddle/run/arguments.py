@@ -1,4 +1,4 @@
-"""The arguments of `simulate`: whether model, data and functions fit each other."""
+"""Checks of the arguments of `simulate`: whether model, data and functions fit each other."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,10 +32,10 @@ def examples_of(data: Data, name: str, least: int = 0) -> Examples:
 
 @torch.no_grad()
 def check_fit(model: nn.Module, examples: Examples | None, name: str, loss: Loss | None) -> int | None:
-    """Refuse data that the model cannot compute.
+    """Refuse data that the model cannot process.
 
-    Tries an example with the highest label, and the first one, or one with the lowest label if that is negative.
-    Returns the number of the model's outputs for an example, if it was called and gives several.
+    Two examples are tried: one with the highest label, and the first one, or one with the lowest label if that is
+    negative. Returns the number of outputs per example; None if the model was not called or gives single numbers.
     """
     if examples is None or not len(examples):
         return None
@@ -65,16 +65,16 @@ def _labels(examples: Examples) -> Tensor | None:
 
 
 def check_list(clients: object) -> None:
-    """Refuse what has not a data set for each client."""
+    """Refuse clients that are not a list."""
     if not isinstance(clients, Sequence) or isinstance(clients, str):
         found = type(clients).__name__
         raise FeddleError(f"simulate: clients must be a list with one data set per client, got {found}; see by_client")
 
 
 def check_clients(model: nn.Module, clients: Sequence[Examples], names: Sequence[str], loss: Loss) -> int | None:
-    """Refuse a client whose data the model cannot compute. Returns the number of the model's outputs.
+    """Refuse a client whose data the model cannot process. Returns the number of the model's outputs.
 
-    The first client is tried, and where labels are stored, each one with a higher or lower label than those before it.
+    The first client is tried. If labels are stored, each client with a new highest or lowest label is tried too.
     """
     count, all_known = None, True
     seen: set[int] = set()
@@ -88,7 +88,7 @@ def check_clients(model: nn.Module, clients: Sequence[Examples], names: Sequence
         seen |= ends
         all_known = all_known and (labels is not None or not len(examples))
     if all_known and len(seen) == 1:
-        only = f"all labels of the clients are {min(seen)}, so a model that always answers this is right"
+        only = f"all labels of the clients are {min(seen)}, so a model that always predicts this label is right"
         warnings.warn(f"simulate: {only}; check the labels", stacklevel=3)
     return count
 
@@ -113,7 +113,7 @@ def metrics_in(metrics: object) -> list[Any]:
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse what cannot merge."""
+    """Refuse a strategy without `merge`."""
     if isinstance(strategy, str):
         raise FeddleError(f"simulate: strategy must be an object with merge; for a method by name, method={strategy!r}")
     if isinstance(strategy, type):
@@ -168,7 +168,7 @@ def _broadcasts(outputs: Tensor, targets: Tensor, loss: Loss) -> bool:
 
 
 def check_model(model: object) -> None:
-    """Refuse what cannot be trained, in one line."""
+    """Refuse a model that cannot be trained."""
     if isinstance(model, type):
         raise FeddleError(f"simulate: expected a model, got the class {model.__name__}; create one: {model.__name__}()")
     if not isinstance(model, nn.Module):
@@ -184,7 +184,7 @@ def check_model(model: object) -> None:
 
 
 def check_numbers(server_classes: object, patience: object, task: object, *, tested: bool) -> None:
-    """Refuse a number of classes or evaluations that is none, and an unknown task."""
+    """Refuse an invalid number of classes or evaluations, and an unknown task."""
     if server_classes is not None and not (type(server_classes) is int and server_classes > 1):
         raise FeddleError(f"simulate: server_classes must be a whole number from 2 up, got {server_classes!r}")
     if patience is not None and not (type(patience) is int and patience > 0 and tested):

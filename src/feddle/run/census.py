@@ -11,7 +11,7 @@ _MOST_CLASSES = 100
 
 
 def census(problem: Problem) -> DataRecord:
-    """How many examples a problem has for what. What is not known is left out."""
+    """The numbers of examples for each purpose. Unknown numbers are left out."""
     labels = None if problem.test is None else classes_of(problem.test)
     own = {"sizes": problem.sizes.tolist(), "test": None if labels is None else labels.tolist()}
     found: DataRecord = {
@@ -32,7 +32,7 @@ def census(problem: Problem) -> DataRecord:
 
 
 def _by_client(problem: Problem) -> DataRecord:
-    """The classes of at most `_MOST_CLIENTS` clients, at equal distances if there are more."""
+    """The classes of at most `_MOST_CLIENTS` clients, evenly spaced if there are more."""
     count = len(problem.eligible)
     places = torch.linspace(0, count - 1, min(count, _MOST_CLIENTS)).round().long()
     shown = problem.eligible[places].tolist()

@@ -239,7 +239,7 @@ def checkpoint_rounds(config: Config, time: Time) -> list[int]:
 
 
 def largest_checkpoint(schedule: Schedule, cost: Cost, config: Config, sizes: Sizes, time: Time) -> float:
-    """The bytes of the folder while a checkpoint replaces another: the files of both, those that are equal once."""
+    """The bytes of the folder while a checkpoint replaces another: the files of both. Equal files count once."""
     rounds = checkpoint_rounds(config, time)
     if not rounds:
         return 0.0

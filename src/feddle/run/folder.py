@@ -207,7 +207,7 @@ def _check_made_by(facts: dict[str, Any], made: dict[str, Any], path: Path) -> N
 def check_free(path: Path, mine: str = "", named_by: str = "--out") -> None:
     """Refuse a folder that is neither new nor empty, so that no file is replaced.
 
-    A folder belongs to what was started in it. If that is `mine`, it is accepted. `named_by` says how to name another.
+    A folder with a run of the kind `mine` is accepted. `named_by` is the option that names another folder.
     """
     if path.exists() and not path.is_dir():
         raise FeddleError(f"{path} is a file; name another folder with {named_by}")
@@ -221,7 +221,7 @@ def check_free(path: Path, mine: str = "", named_by: str = "--out") -> None:
 
 
 def _how_to_continue(kind: str, path: Path) -> str:
-    """The remedy for a folder in which something else was started."""
+    """How to continue what was started in a folder."""
     commands = {
         "federation": f"feddle federation up --out {path}, or `flwr run` with that folder as out",
         "grid": "repeat its `feddle reproduce` command",
@@ -265,7 +265,7 @@ def run_config(
 def resume_run(
     path: Path, listener: Listener | None = None, *, quiet: bool = False, ranks: Ranks | None = None
 ) -> Run[Simulation] | None:
-    """Continue a stopped run from its last checkpoint; None if it is already finished. Any number of `ranks` may."""
+    """Continue a stopped run from its last checkpoint; None if it is already finished. `ranks` may be any number."""
     folder = RunFolder(path)
     config = folder.config()
     folder.require_result()

@@ -54,7 +54,7 @@ def forecast(config: Config, began: float, *, quiet: bool = False) -> Forecast:
     cost = cost_of(config.method, setting)
     measured = measure(subject_of(run, config))
     estimate = of_run(schedule, run.problem.sizes.tolist(), setting, cost, config, sizes, measured, on)
-    if run.device != "cpu":  # the clock of this process does not count its work
+    if run.device != "cpu":  # the CPU time of this process does not include the work of the device
         estimate = replace(estimate, time=None)
     return Forecast(estimate, config, sizes, schedule.traffic, held, _remarks(config, cost, run.device))
 

@@ -51,7 +51,7 @@ def _is_valid(kind: type[BaseModel], tree: dict[str, Any]) -> bool:
 
 
 def validated(kind: type[Checked], tree: dict[str, Any], *, source: str) -> Checked:
-    """The options in nested dicts. An error names in one line the source, the key, and what was expected and found."""
+    """Validate options in nested dicts. A one-line error names the source, the key, and what was expected and found."""
     try:
         return kind.model_validate(tree)
     except ValidationError as error:

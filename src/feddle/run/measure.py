@@ -91,7 +91,7 @@ def measure(subject: Subject) -> Measured:
 
 
 def _speed(subject: Subject, layout: Layout) -> Speed:
-    """Jobs of a part of a batch, one batch and four batches tell apart what a job, a batch and an example take."""
+    """Time jobs with a part of a batch, one batch and four batches, to separate the costs of job, batch and example."""
     size = subject.recipe.batch_size
     few = max(1, size // 4)
     part, one, four = (_seconds(partial(_train, subject, layout, count)) for count in (few, size, 4 * size))
@@ -144,7 +144,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _growth(work: Callable[[], object]) -> int | None:
-    """The bytes of memory that a call needs at most, above what the process has before."""
+    """The peak memory of a call in bytes, beyond the memory that the process had before."""
     release_freed_pages()
     before = memory(reset=True)
     work()
@@ -153,7 +153,7 @@ def _growth(work: Callable[[], object]) -> int | None:
 
 
 def memory(*, reset: bool = False) -> Memory | None:
-    """The memory of this process, if the system reports it; `reset` forgets the peak so far afterwards."""
+    """The memory of this process, if the system reports it; `reset` then resets the peak."""
     try:
         fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         now, peak = (1024 * int(fields[name].split()[0]) for name in ("VmRSS", "VmHWM"))

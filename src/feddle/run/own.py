@@ -77,7 +77,7 @@ def _with_data(tree: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _look(data: Data) -> tuple[int, str]:
-    """The number of clients that the data has or suits, and one line about its content."""
+    """The number of clients in the data, or else a suitable number; and one line about the content of the data."""
     collection = read_data(data)
     train, test = collection.train, collection.test
     count = len(train) + (0 if test is None else len(test))

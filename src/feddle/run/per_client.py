@@ -175,7 +175,7 @@ class PerClient:
 
     def _counts(self, client: int) -> Tensor:
         """How many training examples of each class a client has (C,)."""
-        if client not in self._known:  # to read the targets may mean to read the inputs
+        if client not in self._known:  # reading the targets may require reading the inputs
             classes, labels = self._probe.outputs.shape[1], labels_of(targets_of(self.problem.clients[client]))
             self._known[client] = torch.bincount(labels[(labels >= 0) & (labels < classes)], minlength=classes)
         return self._known[client]

@@ -48,7 +48,7 @@ def _leading(ranks: Ranks) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the error is on its way to the user
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the error is being reported to the user
         ranks.end(2, str(error))
         raise
     ranks.end(0)

@@ -53,7 +53,7 @@ def plot_history(history: Lines, label: str, axes: "Axes | None" = None) -> "Axe
 
 
 def is_stalled(history: Lines, patience: int) -> bool:
-    """Whether the last `patience` evaluations were all no better by the main metric than one before them."""
+    """Whether none of the last `patience` evaluations is better by the main metric than the best one before them."""
     metric = main_metric(history)
     found = [line[metric.name] for line in history if metric.name in line]
     before = metric.best(found[:-patience])

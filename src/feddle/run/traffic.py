@@ -154,9 +154,10 @@ def delay_shares(sigma: float, rounds: int) -> np.ndarray:
 
 
 def _above(times: float) -> float:
-    """Standard deviations from the mean of a number to its largest value in a run, if all jobs change `times` times.
+    """How many standard deviations the largest value of a number in a run is above its mean.
 
-    It is that of twice as many independent values, since the number is also large in between.
+    All jobs are replaced `times` times. The number also varies in between, so it is treated as twice as many
+    independent values.
     """
     return NormalDist().inv_cdf(2 * times / (2 * times + 1))
 

@@ -25,7 +25,7 @@ class RayWorker:
     """The actor: trains jobs on one node."""
 
     def __init__(self, device: str, place: tuple[str, list[str]], packed: tuple[bytes, list[np.ndarray]]) -> None:
-        folder, paths = place  # of the driver; a node that has them too finds the user's own code and files there
+        folder, paths = place  # of the driver; if the node has them too, it finds the user's files there
         sys.path.extend(path for path in paths if path not in sys.path)
         with suppress(OSError):
             os.chdir(folder)

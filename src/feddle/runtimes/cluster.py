@@ -21,9 +21,9 @@ from feddle.runtimes.workers import NICENESS
 _MEMORY = Path("/dev/shm")  # noqa: S108  # where Ray keeps its objects
 _SMALLEST_STORE = 128 << 20
 _REACH = 10.0  # seconds in which a cluster must answer
-_LOOK = 5.0  # seconds between two looks at the head of a cluster
+_LOOK = 5.0  # seconds between two checks of the head of a cluster
 _GONE = 25.0  # seconds without an answer of the head; after 60, Ray would end this process
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # the preface and empty settings
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)  # preface, empty settings
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StoreNeed:
 
 def load_ray() -> ModuleType:
     """The module `ray`, which is optional."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody; read when Ray is started
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # no usage statistics; read when Ray is started
     try:
         import ray
         import ray.exceptions
@@ -237,7 +237,7 @@ def _own_signals() -> Iterator[None]:
 
 @contextmanager
 def _loopback(ray: ModuleType, only: bool) -> Iterator[None]:
-    """Make Ray stay on 127.0.0.1, as it does on macOS and Windows; on Linux it would take an address of the network."""
+    """Make Ray listen on 127.0.0.1 only, as on macOS and Windows. On Linux it would use an address of the network."""
     constants, name = ray._private.ray_constants, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     before, value = constants.ENABLE_RAY_CLUSTER, os.environ.get(name)
     if not only:

@@ -86,7 +86,7 @@ def _read_only(obj: object) -> list[Tensor]:
 
 
 def _reduced(tensor: Tensor, *, shared: bool) -> tuple[Any, ...]:
-    """How a tensor is made again; one with another order in memory, such as channels_last, keeps it."""
+    """How to rebuild a tensor. It keeps its memory format, such as channels_last."""
     tensor = tensor.cpu()
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         compact: tuple[Any, ...] = tensor.clone().__reduce_ex__(5)  # type: ignore[no-untyped-call]

@@ -45,7 +45,7 @@ from feddle.runtimes.packing import pack
 
 _STARTS = 10  # workers in a row that may die before they are ready
 _PATIENCE = 120.0  # seconds in which a cluster must start a worker
-_SENT = ("FEDDLE_KERNELS", "ONEDNN_MAX_CPU_ISA")  # of the environment; nothing else of it leaves this machine
+_SENT = ("FEDDLE_KERNELS", "ONEDNN_MAX_CPU_ISA")  # environment variables; no others are sent to the workers
 _log = logging.getLogger(__name__)
 
 
@@ -85,7 +85,7 @@ class RayOptions(Options):
 
 @dataclass(eq=False)
 class _Actor:
-    """An actor, and what it is doing: starting (neither), idle, or busy with a task."""
+    """An actor: starting if it is not ready, busy if it has a task, else idle."""
 
     handle: Any
     is_ready: bool = False
@@ -141,7 +141,7 @@ class RayPool:
         self._stack = ExitStack()
 
     def _check(self) -> None:
-        """Refuse what can be seen before the run begins and writes files."""
+        """Report errors that can be detected before the run begins and writes files."""
         if self.options.address is not None:
             require_reachable(self.options.address)
         elif not self._ray.is_initialized():
@@ -183,7 +183,7 @@ class RayPool:
         count = count_workers(nodes, self.workers, cpus, gpus)
         need = self._need(data, count)
         require_store(nodes, need, cpus, gpus)
-        # the lowest level that Python shows unless it is told otherwise
+        # a warning, because Python does not show lower levels by default
         where = f"{counted(count, 'worker')} on {counted(len(nodes), 'node')}"
         _log.warning("ray: %s; the object store of a node needs up to %s", where, need)
         return count
@@ -349,6 +349,6 @@ def _owned(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def _reason(error: Exception) -> str:
-    """The last line of an error of Ray that says something."""
+    """The last line of Ray's error that is informative."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return one_line(lines[-1] if lines else type(error).__name__, 200)

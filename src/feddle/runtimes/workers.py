@@ -61,7 +61,7 @@ class WorkerPool:
         self.model = model
         self.size = workers
         self._changed = threading.Condition()  # guards everything below
-        self._workers: list[_Worker] = []  # those that live
+        self._workers: list[_Worker] = []  # those that are alive
         self._threads: list[threading.Thread] = []
         self._backlog = Backlog(horizon, ahead)
         self._open = False

@@ -18,7 +18,7 @@ class ClientScore(NamedTuple):
     """How well a model works for a client."""
 
     value: float | None
-    correct: str = ""  # which of its own test examples are right (`hex_of`); empty if that is not known
+    correct: str = ""  # which of its own test examples are predicted correctly (`hex_of`); empty if unknown
     whole: float | None = None  # on the test data of all clients; known only for a model that a client trained alone
 
 

@@ -33,9 +33,10 @@ class Objective(Protocol):
     """
 
     def begin(self, start: Weights, seed: int, among: Tensor | None = None, arrivals: Sequence[Arrival] = ()) -> None:
-        """Prepare a search from `start`: choose examples, only those with indices `among`; fit what the loss needs.
+        """Prepare a search from `start`: choose the examples, and fit what the loss needs.
 
-        `arrivals` are those of the new anchors, in order of arrival.
+        If given, `among` has the indices of the examples that may be chosen. `arrivals` are those of the new anchors,
+        in order of arrival.
         """
 
     def __len__(self) -> int:

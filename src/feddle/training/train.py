@@ -188,7 +188,7 @@ class Score:
 
     @property
     def correct(self) -> Tensor | None:
-        """Which examples a classifier has right (n,); None for other tasks, and for targets with many classes each."""
+        """Which examples a classifier predicts correctly (n,); None for other tasks and several classes per target."""
         right = is_right(self.outputs, self.targets) if self.task == "classes" else None
         return right if right is not None and right.ndim == 1 else None
 

@@ -23,7 +23,7 @@ TIMEOUT = 900.0  # seconds; 170 MB over a slow line
 UNPACKED_LIMIT = 1 << 30  # bytes; the largest package holds 185 MB
 REASON_LENGTH = 160
 _ARCHIVES = (".deb", ".tgz", ".whl")
-_MARKS = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")  # with which clients begin a line that explains an error
+_MARKS = ("E: ", "ERROR: ", "npm error ", "npm ERR! ")  # the starts of lines in which a client explains an error
 
 HTTP_TIMEOUT = (10.0, 30.0)  # seconds to connect, seconds between two chunks
 CHUNK = 1 << 16
@@ -162,7 +162,7 @@ def _download(url: str, target: Path, console: Console) -> None:
             requests.exceptions.Timeout: "no answer in time",
             requests.exceptions.SSLError: "the certificate was not accepted",
             requests.exceptions.ProxyError: "the proxy refused",
-            requests.exceptions.ChunkedEncodingError: "the download broke off",
+            requests.exceptions.ChunkedEncodingError: "the download was interrupted",
             requests.exceptions.ConnectionError: "no connection",
         }
         known = next((reason for kind, reason in words.items() if isinstance(error, kind)), None)

@@ -1,4 +1,4 @@
-"""Displays on the terminal how far a download is; on other outputs and on a quiet console nothing is shown."""
+"""Progress of a download on a terminal. Nothing is shown on other outputs and on a quiet console."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +17,7 @@ def counting(console: Console, words: str, total: int) -> Display:
 
 
 def tallying(console: Console, words: str, total: int) -> Display:
-    """A bar of things, such as packages, advanced by the function that it yields."""
+    """A bar of items, such as packages, advanced by the function that it yields."""
     return _task(console, words, total, _WORDS, bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn())
 
 

@@ -167,7 +167,7 @@ def labelled_rows(
 
 
 def _parts(name: str, splits: Sequence[str]) -> Tensor:
-    """The `Part` of each row: without a split it is for training; validation rows stand in for missing test rows."""
+    """The `Part` of each row: without a split it is for training; validation rows replace missing test rows."""
     train, (test, *validation), (server,) = SPLITS
     known = {**dict.fromkeys((*train, ""), Part.TRAIN), test: Part.TEST, server: Part.SERVER}
     known |= dict.fromkeys(validation, Part.NOTHING if any(s.lower() == test for s in splits) else Part.TEST)
@@ -182,7 +182,7 @@ def _parts(name: str, splits: Sequence[str]) -> Tensor:
 
 
 def read_isic(place: Path) -> Collection:
-    """ISIC 2019: a line of the table has a 1 for its diagnosis; a diagnosis without images (UNK) is no class."""
+    """ISIC 2019: a line of the table has a 1 for its diagnosis; a diagnosis without images (UNK) is not a class."""
     require_pillow("isic-2019")
     table = find_file(place, "ISIC_2019_Training_GroundTruth.csv")
     header, lines = read_table(table)

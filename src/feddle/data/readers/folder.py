@@ -71,6 +71,6 @@ def _image_files(folder: Path) -> Iterator[str]:
             if entry.is_dir(follow_symlinks=False):  # a link may lead back
                 yield from (f"{entry.name}/{name}" for name in _image_files(folder / entry.name))
             elif entry.name.lower().endswith(ENDINGS):
-                if not entry.is_file():  # a named pipe would block whoever opens it
+                if not entry.is_file():  # opening a named pipe would block
                     raise FeddleError(f"the image {entry.path} is not a regular file, or a broken link; remove it")
                 yield entry.name

@@ -123,7 +123,7 @@ def decode_jpegs(folder: Path) -> dict[str, Tensor]:
 def _jpeg_files(folder: Path) -> list[Path]:
     """The grey JPEG files in train/CLASS, then those in test/CLASS, in the order of class and name."""
     root = find_folder(folder, f"{CHEST_FOLDER}/train", "pneumonia/train", "train").parent
-    # File browsers leave names that begin with a dot.
+    # File browsers create files whose names begin with a dot.
     found = [path for split in ("train", "test") for path in (root / split).glob("[!.]*/[!.]*.jpeg")]
     return sorted(found, key=lambda path: (path.parts[-3] == "test", path.parts[-2:]))
 

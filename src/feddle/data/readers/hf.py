@@ -20,7 +20,7 @@ def read_huggingface(path: Path, columns: Columns) -> Collection:
         raise FeddleError(f"{path} needs Hugging Face's datasets; pip install 'feddle[huggingface]'") from error
     try:
         loaded = datasets.load_from_disk(str(path))
-    except Exception as error:  # of the library's own making, of many kinds
+    except Exception as error:  # the library raises errors of many kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FeddleError(
             f"cannot read {path} as a Hugging Face dataset on disk ({reason}); write it with save_to_disk"

@@ -65,7 +65,7 @@ def read_celeba(place: Path) -> Collection:
     """Faces that smile or do not; each person is a client. The JSON files name the image files."""
     require_pillow("celeba")
     names, labels, owners, test = _gather(_files(place), _file_names)
-    # unpacking the archive may have put the folder into another one of its name
+    # unpacking the archive may have put the folder into another folder of the same name
     nested = [f"{root}/img_align_celeba/img_align_celeba" for root in (".", "raw", "data/raw")]
     folder = find_folder(place, *nested, "img_align_celeba", "data/raw/img_align_celeba", "raw/img_align_celeba")
     files = Files.of(folder.resolve(), names).require()

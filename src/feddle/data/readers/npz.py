@@ -69,7 +69,7 @@ def read_images(path: Path) -> Tensor:
 def _arrays(path: Path) -> dict[str, Array]:
     """The arrays of an archive by name."""
     try:
-        with zipfile.ZipFile(path) as file:  # np.load would take a file of one array too, and give something else
+        with zipfile.ZipFile(path) as file:  # np.load also accepts a file of one array, and returns another type
             names = file.namelist()
         with warnings.catch_warnings(action="ignore"), np.load(path, allow_pickle=False) as archive:
             return {name.removesuffix(".npy"): archive[name] for name in names if name.endswith(".npy")}

@@ -98,7 +98,7 @@ class AtlasOptions(MethodOptions):
     """The options of Feddle and its variants. The defaults are the paper's."""
 
     searches = True
-    adapts: ClassVar[bool] = False  # whether data without labels of the clients' task turns off what needs them
+    adapts: ClassVar[bool] = False  # whether options that need labels are ignored for data without them
     atlas_size: Count | None = Field(
         None, description="largest number of anchors (M); by default 2 × clients.per_round"
     )
@@ -132,7 +132,7 @@ class AtlasOptions(MethodOptions):
 
     @property
     def reads_labels(self) -> bool:
-        """If the objective needs no labels, a method that adapts does not train on them either."""
+        """Whether the objective or the server anchor reads labels. A method that `adapts` omits the anchor instead."""
         trains = self.server_anchor is not None and not self.adapts
         return trains or not isinstance(self.objective, DistilOptions | ClustersOptions)
 
@@ -199,7 +199,7 @@ class FeddleOptions(AtlasOptions):
 class FeddlePlusOptions(AtlasOptions):
     """Feddle with more directions: a coefficient per layer and class, and the server's own update as an anchor."""
 
-    adapts = True  # other labels cannot train the server's model, and have no gradient at the clients' head
+    adapts = True  # labels of another task cannot train the server's model or the clients' head
     averages = 0.95  # its longer steps make the versions differ more from each other
     name: Literal["feddle+"] = "feddle+"
     fallback: FallbackOptions = FedBuffFallback(staleness="constant", buffer_size=None)

@@ -30,5 +30,5 @@ def share_search(
     own = storage.empty(parts, len(range(ranks.rank, capacity, ranks.size)))
     statistics = torch.zeros(len(layout.read(parts.bench.model).buffers))
     member = Member(ranks, own, objective, blocks, Weights(torch.zeros(layout.size), statistics))
-    files = files_of(parts, capacity, memory=4 * capacity * layout.size)  # which is not used, since nothing is read
+    files = files_of(parts, capacity, memory=4 * capacity * layout.size)  # nothing is read, so no memory is used
     return ShardedRows(member, files, capacity), SharedObjective(member)

@@ -65,7 +65,7 @@ class NetworkState:
 class Network:
     """Each round: send jobs to idle nodes, receive updates, merge.
 
-    A merge is due when N updates have arrived, or some time after the first of them, or when there is nobody left to
+    A merge is due when N updates have arrived, or some time after the first of them, or when there is no node left to
     wait for. A reply counts only for the job that it answers, and only from the node that the job was sent to. An error
     or the time limit ends a job, and the node then cools down. A reply that arrives later, or twice, is dropped and
     counted in `dropped`.
@@ -133,7 +133,7 @@ class Network:
         self._give_up()
         if not self.roster.connected:
             self._log("alone", "no node is connected; waiting for one", level=INFO)
-        if not self._is_due():  # otherwise there will be a newer version in a moment
+        if not self._is_due():  # otherwise there will soon be a newer version
             self._send()
 
     def _tolerate(self, error: Exception) -> None:

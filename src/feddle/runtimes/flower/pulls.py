@@ -40,7 +40,7 @@ class Pulls:
         return pull.result()
 
     def forget(self, asked: str) -> None:
-        """Discard what still arrives for a message, since nobody will ask for it again."""
+        """Discard what still arrives for a message, since it will not be requested again."""
         self._slow.pop(asked, None)
 
     def _pull(self, asked: str, pull: Future[list[Message]]) -> None:

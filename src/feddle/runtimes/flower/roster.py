@@ -17,7 +17,9 @@ _LONGEST_COOLDOWN = 16  # times the shortest
 class Rules(Options):
     """When updates are merged and jobs end, in seconds."""
 
-    merge_after: Positive = Field(600.0, description="seconds after the first arrival until what has arrived is merged")
+    merge_after: Positive = Field(
+        600.0, description="seconds after the first update until the updates that have arrived are merged"
+    )
     job_limit: Positive = Field(3600.0, description="time limit of a job in seconds; later updates are dropped")
     cooldown: NonNegative = Field(
         60.0, description="seconds without a job after a node has failed; doubled after each further failure in a row"

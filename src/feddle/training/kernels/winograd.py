@@ -5,7 +5,7 @@ A 4×4 square of outputs depends on a 6×6 patch of inputs. In one dimension, wi
     y = Aᵀ[(G g) ∘ (Bᵀ d)],
 
 and both dimensions apply it one after the other (Lavin & Gray, 2016). The products ∘ of all patches and channels are
-36 matrix products. Gradients are the adjoint of each step, so they need no formula of their own.
+36 matrix products. Gradients are the adjoint of each step, so they need no separate formula.
 """
 
 from typing import Any
@@ -121,8 +121,8 @@ def _rows(images: Tensor) -> "np.ndarray[Any, Any]":
     return images.detach().permute(0, 2, 3, 1).flatten(2).numpy()
 
 
-# A pass over rows works on all columns and channels at once, a pass over columns on the channels of one patch. Every
-# output has a loop of its own: in a joint loop, numba checks that the outputs do not overlap, and does not vectorise.
+# A pass over rows works on all columns and channels at once, a pass over columns on the channels of one patch. Each
+# output has a separate loop: in a joint loop, numba checks that the outputs do not overlap, and does not vectorise.
 
 
 @compiled(f"void({_ROWS}, {_PLANES})", fastmath=True)

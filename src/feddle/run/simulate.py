@@ -248,7 +248,7 @@ def simulated(
         if problem.witness is not None:  # the server's data is of another domain
             objective = TaskObjective(problem.model, layout, problem.witness, problem.loss, samples_per_round=1000)
             observe = InDomainComparison(objective, plan.diagnostics.every)
-    each = None if problem.test is None else PerClient(problem, layout, plan.training, plan.seed)
+    each = None if problem.test is None else PerClient(problem, problem.test, layout, plan.training, plan.seed)
     server = build_server(
         plan, problem, layout, device, strategy, scratch=scratch, observe=observe, alone=each, ranks=ranks
     )

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -115,6 +115,14 @@ def files_hash(base: Path, files: Sequence[Path]) -> str:
                 write_whole(known, found.encode())
             return found
     return _read_all(files, looks)
+
+
+def contents_hash(files: Iterable[tuple[str, bytes]]) -> str:
+    """SHA-256 over name, length and bytes of files."""
+    digest = hashlib.sha256()
+    for name, content in files:
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _read_all(files: Sequence[Path], looks: Sequence[tuple[str, os.stat_result]]) -> str:

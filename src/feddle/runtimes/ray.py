@@ -178,7 +178,7 @@ class RayPool:
         elif not self._ray.is_initialized():  # else the caller's own cluster is used
             offered = asked * cpus if self.workers else self.cores
             stack.enter_context(started(offered, store_size(self._need(data, asked))))
-        self._head, self._kind = Head.connected(), self._ray.remote(RayWorker)  # a class is sent once
+        self._head, self._kind = Head(), self._ray.remote(RayWorker)  # a class is sent once
         nodes = nodes_of(self._ray.nodes())
         count = count_workers(nodes, self.workers, cpus, gpus)
         need = self._need(data, count)

@@ -20,11 +20,10 @@ from feddle.core.layout import Layout
 from feddle.core.ranks import Ranks
 from feddle.core.seeds import seed_for
 from feddle.data.collection import NOBODY, ranks
-from feddle.data.examples import Examples, as_examples
+from feddle.data.examples import Data, Examples, as_examples
 from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy, reads_labels
 from feddle.run.arguments import (
-    Data,
     check_clients,
     check_fit,
     check_list,

@@ -29,14 +29,6 @@ class Source(Protocol[Content]):
     No other code depends on which of the three it is.
     """
 
-    @property
-    def name(self) -> str:
-        """The name that a config uses."""
-
-    @property
-    def place(self) -> Path:
-        """The file or folder that holds the content on this machine, or will hold it."""
-
     def missing(self) -> str | None:
         """Why the content is not available on this machine and cannot be fetched; None if it is available."""
 

@@ -80,7 +80,7 @@ def run(out: Path | None, track: "tuple[TrackerName, ...]", **options: Any) -> N
         follows = ranks is not None and ranks.rank > 0
         config, stem = load_run(**{**options, "quiet": options["quiet"] or follows})
         if ranks is not None and follows:
-            follow_config(config, ranks, quiet=True)
+            follow_config(config, ranks)
         out = out or _new_folder(f"{stem}-{folder_name(config.method.name)}-seed{config.seed}")
         check_free(out)
         _run_all({out: config}, out, _tracked(partial(run_config, ranks=ranks), track), quiet=options["quiet"])
@@ -196,7 +196,7 @@ def resume(folder: Path, quiet: bool) -> None:
         held = RunFolder(folder)
         configs = configs or {folder: held.config()}
         if ranks is not None and ranks.rank:
-            follow_config(configs[folder], ranks, quiet=True)
+            follow_config(configs[folder], ranks)
         killed_at_the_end = held.checkpoint.folder.exists() or not (folder / REPORT).exists()
         if folder in configs and held.is_finished() and not killed_at_the_end:
             click.echo(f"{folder} is finished; there is nothing to resume")

@@ -105,11 +105,10 @@ def with_classes(collection: Collection, chosen: Sequence[str | int], option: st
     renumbered[numbers] = torch.arange(len(numbers))
 
     def kept(rows: Labelled | None) -> Labelled | None:
-        index = torch.empty(0) if rows is None else (renumbered[rows.labels] >= 0).nonzero().flatten()
-        if rows is None or not len(index):
+        if rows is None:
             return None
-        rows = rows.select(index)
-        return replace(rows, labels=renumbered[rows.labels])
+        found = rows.select((renumbered[rows.labels] >= 0).nonzero().flatten())
+        return replace(found, labels=renumbered[found.labels]) if len(found) else None
 
     train = kept(collection.train)
     if train is None:
@@ -142,17 +141,15 @@ def among_drawn(collection: Collection, count: int, seed: int) -> Collection:
         raise FeddleError(f"{collection.name}: {row} has no client; {remedy}")
     present = np.unique(owners.numpy())
     drawn = torch.from_numpy(np.sort(numpy_generator(seed).permutation(present)[:count]))
-    train = collection.train.select(torch.isin(owners, drawn).nonzero().flatten())
-    assert train.owners is not None
-    train = replace(train, owners=torch.searchsorted(drawn, train.owners))
+    chosen = torch.isin(owners, drawn).nonzero().flatten()
+    train = replace(collection.train.select(chosen), owners=torch.searchsorted(drawn, owners[chosen]))
     test = collection.test
     if test is not None and test.owners is not None:
         others = torch.from_numpy(np.setdiff1d(present, drawn.numpy()))
         left = (~torch.isin(test.owners, others)).nonzero().flatten()
-        test = test.select(left) if len(left) else None
-    if test is not None and test.owners is not None:
         place = torch.searchsorted(drawn, test.owners).clamp(max=len(drawn) - 1)
-        test = replace(test, owners=torch.where(drawn[place] == test.owners, place, NOBODY))
+        renumbered = replace(test, owners=torch.where(drawn[place] == test.owners, place, NOBODY))
+        test = renumbered.select(left) if len(left) else None
     names = [collection.client_names[client] for client in drawn.tolist()] if collection.client_names else ()
     return replace(collection, train=train, test=test, client_names=names)
 

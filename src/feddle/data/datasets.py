@@ -44,6 +44,7 @@ class FetchedData(Fetched):
 
     @property
     def place(self) -> Path:
+        """The file in the cache folder."""
         return self.file
 
     @property
@@ -89,6 +90,7 @@ class OfficialData:
 
     @property
     def place(self) -> Path:
+        """The folder that holds the files, or should hold them."""
         if self.folder is None:
             return cache_folder() / self.name
         folder = expanded(self.folder)

@@ -120,6 +120,9 @@ def tensors_of(inputs: Inputs) -> list[Tensor]:
     return list(inputs) if isinstance(inputs, tuple | list) else [inputs]
 
 
+Data = Examples | Dataset[Any]  # of a user
+
+
 def stored_targets(examples: Examples) -> Tensor | None:
     """The targets of all examples; None if the inputs would have to be read with them."""
     match examples:
@@ -149,7 +152,7 @@ def classes_of(examples: Examples) -> Tensor | None:
     return known if are_classes else None
 
 
-def as_examples(data: Examples | Dataset[Any]) -> Examples:
+def as_examples(data: Data) -> Examples:
     """Wrap a torch dataset; other examples are returned unchanged."""
     if isinstance(data, Dataset) and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return FromDataset(data)

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -25,10 +24,6 @@ class ImportedSource:
 
     name: str
     path: str | None = None
-
-    @property
-    def place(self) -> Path:
-        return Path(self.path or ".")
 
     def missing(self) -> str | None:
         try:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -28,14 +28,6 @@ class Source(Protocol[Content]):
 
     No other code depends on which of the three it is.
     """
-
-    @property
-    def name(self) -> str:
-        """The name that a config uses."""
-
-    @property
-    def place(self) -> Path:
-        """The file or folder that holds the content on this machine, or will hold it."""
 
     def missing(self) -> str | None:
         """Why the content is not available on this machine and cannot be fetched; None if it is available."""
@@ -115,6 +107,14 @@ def files_hash(base: Path, files: Sequence[Path]) -> str:
                 write_whole(known, found.encode())
             return found
     return _read_all(files, looks)
+
+
+def contents_hash(files: Iterable[tuple[str, bytes]]) -> str:
+    """SHA-256 over name, length and bytes of files."""
+    digest = hashlib.sha256()
+    for name, content in files:
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _read_all(files: Sequence[Path], looks: Sequence[tuple[str, os.stat_result]]) -> str:

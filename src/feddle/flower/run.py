@@ -23,7 +23,7 @@ from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout
 from feddle.core.metrics import main_metric, reached
 from feddle.core.seeds import global_seed, seed_for
-from feddle.data.examples import as_examples
+from feddle.data.examples import Data, as_examples
 from feddle.flower.plan import FederationPlan, make_plan
 from feddle.methods.strategy import Strategy
 from feddle.records import STATUS
@@ -32,7 +32,6 @@ from feddle.run.folder import RunFolder, go_to_the_end
 from feddle.run.load import started_in
 from feddle.run.problem import Problem
 from feddle.run.run import Line, Listener, Run, build_server, resolve_device
-from feddle.runtimes.flower.client import Data
 from feddle.runtimes.flower.network import Network
 from feddle.runtimes.flower.roster import Roster
 from feddle.training.train import Loss

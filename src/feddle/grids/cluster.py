@@ -61,7 +61,7 @@ def run_on_cluster(tasks: Sequence[Task], jobs: int, display: Display, out: Path
     waiting = [task for task in tasks if not is_done(task)][::-1]
     running: dict[Any, Task] = {}
     lost: Counter[str] = Counter()
-    head = Head.connected()
+    head = Head()
     failed: list[tuple[Task, Ended]] = []
     try:
         while waiting or running:

@@ -32,7 +32,7 @@ class FetchedWeights(Fetched):
 
     @property
     def place(self) -> Path:
-        """See `Source`: a folder in Hugging Face's layout."""
+        """A folder in Hugging Face's layout."""
         return self.file.parent
 
     def digest(self) -> None:
@@ -59,6 +59,7 @@ class ModelFolder:
 
     @property
     def place(self) -> Path:
+        """The folder of the model."""
         folder, kept = Path(self.name).expanduser(), cache_folder() / "weights" / self.name
         return kept if kept.is_dir() and not folder.is_dir() else folder
 

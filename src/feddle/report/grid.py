@@ -219,8 +219,7 @@ def grid_of_runs(folders: Sequence[Path]) -> Grid:
     cells.sort(key=_goodness, reverse=True)
     record: GridRecord = {"grid": "runs", "axes": {"method": [{"value": c.name, "words": c.name} for c in cells]}}
     panels = _panels(record, cells)
-    named = [(cell.name, run) for cell in cells for run in cell.runs]
-    commands = [(name, _command(run)) for name, run in named]
+    commands = [(cell.name, _command(run)) for cell in cells for run in cell.runs]
     return Grid(cells[0].runs[0].folder.parent, record, panels, cells, commands)
 
 

@@ -98,9 +98,8 @@ def joined_methods(panel: Panel, barred: str = "") -> list[Joined]:
     if alone is None or found[alone]["measured_on"] == "train":
         return []
     cells = _first_cells(panel)
-    others = [label for label in found if label != alone]
-    pairs = {label: _pairs(cells[label].runs, cells[alone].runs) for label in others}
-    joined = [_joined(label, pairs[label]) for label in others if pairs[label]]
+    pairs = {label: _pairs(cells[label].runs, cells[alone].runs) for label in found if label != alone}
+    joined = [_joined(label, several) for label, several in pairs.items() if several]
     return [replace(each, verdicts={}) for each in joined] if barred else joined
 
 

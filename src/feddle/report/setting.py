@@ -123,8 +123,7 @@ def refused(run: RunRecord) -> Counter[str]:
 
 def refusals(run: RunRecord) -> list[Refusal]:
     """The updates that the server refused; none for a run of a version that did not record their clients."""
-    rounds = {line["round"]: line.get("refused", []) for line in run.history}
-    return [each for found in rounds.values() for each in found]
+    return [each for line in run.history for each in line.get("refused", [])]
 
 
 def discards_late(run: RunRecord) -> bool:

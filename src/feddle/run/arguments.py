@@ -7,16 +7,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import Dataset
 
 from feddle.core.errors import FeddleError, one_line
 from feddle.core.layout import Layout
 from feddle.core.seeds import global_seed
-from feddle.data.examples import Examples, as_examples, stored_targets
+from feddle.data.examples import Data, Examples, as_examples, stored_targets
 from feddle.training.metrics import Task, task_of
 from feddle.training.train import Loss, outputs_of
-
-Data = Examples | Dataset[Any]
 
 
 def examples_of(data: Data, name: str, least: int = 0) -> Examples:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from feddle.methods.cost import Cost, Setting
 from feddle.methods.strategy import cost_of
-from feddle.run.measure import Measured, Speed
+from feddle.run.measure import Measured, Memory, Speed
 from feddle.run.plan import Config
 from feddle.run.simulate import AHEAD_BYTES
 from feddle.run.traffic import Schedule, Traffic, expected, none
@@ -95,8 +95,7 @@ class Machine:
     workers: int
     cores: int
     start: float
-    used: int | None  # memory after the data was read
-    peak: int | None  # memory while the data was read, at most
+    memory: Memory | None  # after the data was read, and at most while it was read
 
 
 def setting_of(config: Config, traffic: Traffic, sizes: Sizes, held: Held) -> Setting:
@@ -130,9 +129,9 @@ def network_of(traffic: Traffic, sizes: Sizes) -> Network:
     return Network(traffic.returned, up, down, traffic.in_flight, traffic.pinned)
 
 
-def server_vectors(traffic: Traffic, cost: Cost, *, averages: bool) -> float:
+def server_vectors(traffic: Traffic, cost: Cost, config: Config) -> float:
     """The vectors in the server's memory: the model, pinned versions, arrivals, and those of the method."""
-    versions = 1 + averages + max(traffic.pinned, 1)
+    versions = 1 + averages_in(config) + max(traffic.pinned, 1)
     return versions + traffic.most_used + cost.kept + cost.working + cost.cached
 
 
@@ -143,10 +142,9 @@ def client_vectors(optimizer: str) -> int:
 
 def on_paper(traffic: Traffic, sizes: Sizes, cost: Cost, config: Config) -> Estimate:
     """The estimate without data and measurement. Of two checkpoints, every file is assumed to differ."""
-    averages = averages_in(config)
-    server = 4 * sizes.parameters * server_vectors(traffic, cost, averages=averages)
+    server = 4 * sizes.parameters * server_vectors(traffic, cost, config)
     pinned = min(2 * traffic.pinned, traffic.rounds)
-    saved = 2 * (1 + averages + cost.kept) + pinned + 2 * (cost.cached + cost.in_file)
+    saved = 2 * (1 + averages_in(config) + cost.kept) + pinned + 2 * (cost.cached + cost.in_file)
     checkpoint = 0.0 if config.checkpoint.every == 0 else sizes.message * saved
     client = 4 * sizes.parameters * client_vectors(config.training.optimizer)
     file = 4 * sizes.parameters * cost.in_file
@@ -156,11 +154,6 @@ def on_paper(traffic: Traffic, sizes: Sizes, cost: Cost, config: Config) -> Esti
 def averages_in(config: Config) -> bool:
     """Whether the server keeps a moving average of its models."""
     return bool(config.method.averages if config.averaging is None else config.averaging)
-
-
-def job_seconds(schedule: Schedule, sizes: Sequence[int], config: Config, speed: Speed) -> list[float]:
-    """The CPU time of each trained job."""
-    return [speed.job_of(sizes[job.client], config.training) for job in schedule.jobs]
 
 
 def round_seconds(cost: Cost, setting: Setting, speed: Speed) -> float:
@@ -187,13 +180,12 @@ def time_of(
     schedule: Schedule, sizes: Sequence[int], setting: Setting, cost: Cost, config: Config, speed: Speed, on: Machine
 ) -> tuple[Time, int]:
     """The time of a run, and the largest number of finished updates that wait for their arrival."""
-    jobs = job_seconds(schedule, sizes, config, speed)
+    jobs = [speed.job_of(sizes[job.client], config.training) for job in schedule.jobs]
     merge, test = round_seconds(cost, setting, speed), setting.test * speed.evaluated
     extra, every = diagnosis_seconds(config, setting, speed), config.diagnostics.every if config.diagnostics else 0
-    tests, checks, rounds = [], [], range(1, config.rounds + 1)
-    for number in rounds:
-        tests.append(test * config.is_evaluated(number))
-        checks.append(extra if every and number % every == 0 else 0.0)
+    rounds = range(1, config.rounds + 1)
+    tests = [test * config.is_evaluated(number) for number in rounds]
+    checks = [extra if every and number % every == 0 else 0.0 for number in rounds]
     server = [merge + tested + checked for tested, checked in zip(tests, checks, strict=True)]
     ahead = max(2 * on.workers, AHEAD_BYTES // (4 * setting.size))
     walked = walk(schedule.jobs, jobs, server, workers=on.workers, cores=on.cores, ahead=ahead)
@@ -213,15 +205,15 @@ def of_run(
 ) -> Estimate:
     """The estimate of a run on this machine."""
     time, waiting = time_of(schedule, examples, setting, cost, config, measured.speed, on)
-    averages, vector = averages_in(config), 4 * sizes.parameters
-    server = vector * server_vectors(schedule.traffic, cost, averages=averages)
+    vector = 4 * sizes.parameters
+    server = vector * server_vectors(schedule.traffic, cost, config)
     growth = measured.training or 0
     client = vector * 2 + growth
     run = None
-    if on.used is not None and on.peak is not None:
+    if on.memory is not None:
         shared = on.workers * (2 * sizes.message + _FORK + growth) + waiting * sizes.message
         own = max(measured.evaluation or 0, growth if cost.trained or not on.workers else 0)
-        run = float(max(on.peak, on.used + server + own) + shared)
+        run = float(max(on.memory.peak, on.memory.now + server + own) + shared)
     checkpoint = largest_checkpoint(schedule, cost, config, sizes, time)
     return Estimate(
         network_of(schedule.traffic, sizes),

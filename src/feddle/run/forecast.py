@@ -12,7 +12,7 @@ from feddle.methods.feddle.method import AtlasOptions
 from feddle.methods.feddle.storage import DiskStorage, Int8Storage
 from feddle.methods.strategy import cost_of
 from feddle.run.estimate import Estimate, Held, Machine, Sizes, expected_traffic, of_run, on_paper, setting_of
-from feddle.run.measure import Subject, measure, memory
+from feddle.run.measure import Memory, Subject, measure, memory
 from feddle.run.plan import Config
 from feddle.run.problem import build_problem
 from feddle.run.run import Run
@@ -47,7 +47,7 @@ def forecast(config: Config, began: float, *, quiet: bool = False) -> Forecast:
     release_freed_pages()
     now = memory()
     workers = resolve_workers(config.workers, run.device)
-    on = Machine(workers, cores(), start, now.now if now else None, largest.peak if largest else None)
+    on = Machine(workers, cores(), start, Memory(now.now, largest.peak) if now and largest else None)
     schedule = replayed(run.runtime, config.rounds)
     sizes, held = Sizes(run.layout.size, len(run.server.model.buffers)), _held(run)
     setting = setting_of(config, schedule.traffic, sizes, held)

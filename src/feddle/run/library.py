@@ -31,10 +31,10 @@ def simulate_in(
     path: Path,
     plan: SimulationPlan,
     problem: Problem,
-    strategy: Strategy | None = None,
-    listener: Listener | None = None,
-    patience: int | None = None,
-    every: int | None = None,
+    strategy: Strategy | None,
+    listener: Listener,
+    patience: int | None,
+    every: int | None,
 ) -> Run[Simulation]:
     """Run a simulation in a new folder, or continue the one that was started there; a finished one is loaded."""
     check_free(path, SIMULATION, "out=")

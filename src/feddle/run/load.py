@@ -3,6 +3,7 @@
 import re
 import reprlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,17 +38,10 @@ def parse_config(tree: dict[str, Any], overrides: Sequence[str] = (), *, source:
         return validated(Config, trees[-1], source=source)
     except FeddleError:
         for before, after, override in reversed(list(zip(trees, trees[1:], overrides, strict=False))):
-            if _is_valid(Config, before):  # so this override is the mistake
+            with suppress(ValidationError):
+                Config.model_validate(before)  # if it is valid, this override is the mistake
                 validated(Config, after, source=f"-o {override}")
         raise
-
-
-def _is_valid(kind: type[BaseModel], tree: dict[str, Any]) -> bool:
-    try:
-        kind.model_validate(tree)
-    except ValidationError:
-        return False
-    return True
 
 
 def validated(kind: type[Checked], tree: dict[str, Any], *, source: str) -> Checked:

@@ -36,6 +36,7 @@ class PerClient:
     """
 
     problem: Problem
+    test: Examples  # of the problem
     layout: Layout
     recipe: Recipe
     seed: int
@@ -43,8 +44,7 @@ class PerClient:
 
     @cached_property
     def _probe(self) -> Score:
-        assert self.problem.test is not None
-        return self._evaluate(Selection(self.problem.test, torch.arange(min(_PROBE, len(self.problem.test)))))
+        return self._evaluate(Selection(self.test, torch.arange(min(_PROBE, len(self.test)))))
 
     @property
     def metric(self) -> Metric:
@@ -64,19 +64,16 @@ class PerClient:
         generator = numpy_generator(seed_for(self.seed, "measured clients"))
         order: list[int] = generator.permutation(self.problem.eligible.numpy()).tolist()
         if self.measured_on == "test":
-            assert self.problem.test_owners is not None
-            owning = set(self.problem.test_owners.tolist())
-            order = [client for client in order if client in owning]
+            order = [client for client in order if client in self._owning]
         return order[:limit]
 
     def score(self, client: int, whole: Score | None = None) -> ClientScore:
         """The current model's score for a client. `whole` is its score on all test data, if that is known."""
         if self.measured_on == "train":
             return ClientScore(self._evaluate(self.problem.clients[client]).metrics.get(self.metric.name))
-        assert self.problem.test is not None
         rows = self.rows(client)
         sliced = whole is not None and whole.task == "classes"
-        part = whole.of(rows) if whole and sliced else self._evaluate(Selection(self.problem.test, rows))
+        part = whole.of(rows) if whole and sliced else self._evaluate(Selection(self.test, rows))
         if self.measured_on == "test":
             right = part.correct
             return ClientScore(part.metrics.get(self.metric.name), "" if right is None else hex_of(right.tolist()))
@@ -85,8 +82,7 @@ class PerClient:
     def rows(self, client: int) -> Tensor:
         """The test examples that count for a client: its own, or those of its classes."""
         if self.measured_on == "test":
-            assert self.problem.test_owners is not None
-            return (self.problem.test_owners == client).nonzero().flatten()
+            return (self._owners == client).nonzero().flatten()
         return (self._counts(client)[self._test_labels] > 0).nonzero().flatten()
 
     def weight(self, client: int) -> int:
@@ -106,8 +102,7 @@ class PerClient:
         work = ClientWork(problem.model, self.layout, problem.clients, recipe, problem.loss, seed, problem.augment)
         update = work(Job(client, 0, 0), start)
         self.layout.write(problem.model, Weights(start.vector + update.delta, update.buffers))
-        assert problem.test is not None
-        drawn = draw(problem.test, _WHOLE, seed_for(self.seed, "test data for models alone"))
+        drawn = draw(self.test, _WHOLE, seed_for(self.seed, "test data for models alone"))
         whole = self._evaluate(drawn).metrics.get(self.metric.name)
         return self.score(client)._replace(whole=None if whole is None else round(whole, 6))
 
@@ -120,10 +115,8 @@ class PerClient:
         if not drawn:
             return None
         if self.measured_on == "test":
-            owners = self.problem.test_owners
-            assert owners is not None
             assert whole.correct is not None
-            right = [whole.correct[owners == client] for client in drawn]
+            right = [whole.correct[self._owners == client] for client in drawn]
             values = [each.float().mean().item() for each in right]
         else:
             accuracies = class_accuracy(whole.outputs, whole.targets)
@@ -162,16 +155,25 @@ class PerClient:
         """The clients that have no test example, and how many training examples they have."""
         if self.measured_on != "test":
             return {}
-        assert self.problem.test_owners is not None
-        owning, names = set(self.problem.test_owners.tolist()), self.problem.client_names
-        without = [client for client in self.problem.eligible.tolist() if client not in owning]
+        names = self.problem.client_names
+        without = [client for client in self.problem.eligible.tolist() if client not in self._owning]
         named = {names[client] if names else f"client {client}": client for client in without[:_NAMED]}
         return {name: int(self.problem.sizes[client]) for name, client in named.items()}
 
+    @property
+    def _owners(self) -> Tensor:
+        """The client of each test example, if it is measured on its own."""
+        assert self.problem.test_owners is not None
+        return self.problem.test_owners
+
+    @cached_property
+    def _owning(self) -> set[int]:
+        """The clients that have test examples of their own."""
+        return set(self._owners.tolist())
+
     @cached_property
     def _test_labels(self) -> Tensor:
-        assert self.problem.test is not None
-        return labels_of(targets_of(self.problem.test)).clamp(0, self._probe.outputs.shape[1] - 1)
+        return labels_of(targets_of(self.test)).clamp(0, self._probe.outputs.shape[1] - 1)
 
     def _counts(self, client: int) -> Tensor:
         """How many training examples of each class a client has (C,)."""

@@ -89,16 +89,16 @@ def _following(ranks: Ranks) -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def follow_config(config: Config, ranks: Ranks, *, quiet: bool) -> None:
+def follow_config(config: Config, ranks: Ranks) -> None:
     """At the other ranks: build the same model and data as rank 0, and serve its searches."""
-    member = _member(config, ranks, quiet=quiet)
+    member = _member(config, ranks)
     with one_thread():
         follow(member)
 
 
-def _member(config: Config, ranks: Ranks, *, quiet: bool) -> Member:
+def _member(config: Config, ranks: Ranks) -> Member:
     """What this rank holds. The clients' data is freed when this returns."""
-    problem = build_problem(config, quiet=quiet)
+    problem = build_problem(config, quiet=True)
     layout, device = Layout.of(problem.model), resolve_device(config.device)
     server = build_server(config, problem, layout, device, scratch=Path(tempfile.gettempdir()), ranks=ranks)
     objective = server.strategy.objective  # type: ignore[attr-defined]  # only methods that search come here

@@ -20,11 +20,10 @@ from feddle.core.layout import Layout
 from feddle.core.ranks import Ranks
 from feddle.core.seeds import seed_for
 from feddle.data.collection import NOBODY, ranks
-from feddle.data.examples import Examples, as_examples
+from feddle.data.examples import Data, Examples, as_examples
 from feddle.data.partition import by_owner, dirichlet
 from feddle.methods.strategy import Strategy, reads_labels
 from feddle.run.arguments import (
-    Data,
     check_clients,
     check_fit,
     check_list,
@@ -248,7 +247,7 @@ def simulated(
         if problem.witness is not None:  # the server's data is of another domain
             objective = TaskObjective(problem.model, layout, problem.witness, problem.loss, samples_per_round=1000)
             observe = InDomainComparison(objective, plan.diagnostics.every)
-    each = None if problem.test is None else PerClient(problem, layout, plan.training, plan.seed)
+    each = None if problem.test is None else PerClient(problem, problem.test, layout, plan.training, plan.seed)
     server = build_server(
         plan, problem, layout, device, strategy, scratch=scratch, observe=observe, alone=each, ranks=ranks
     )

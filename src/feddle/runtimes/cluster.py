@@ -74,8 +74,7 @@ def load_ray() -> ModuleType:
 
 def require_reachable(address: str) -> None:
     """Refuse an address at which no cluster answers."""
-    host, port = address.rsplit(":", 1)
-    if fault := _fault_of(host, int(port)):
+    if fault := _fault_of(address):
         raise FeddleError(
             f"executor.address: expected a Ray cluster at {address}, but {fault}; correct it, or start one: "
             "ray start --head"
@@ -85,19 +84,13 @@ def require_reachable(address: str) -> None:
 class Head:
     """The head of the cluster that this process is connected to. Without it, Ray waits, and then ends this process."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self) -> None:
+        self.address: str = load_ray().get_runtime_context().gcs_address
         self._looked = self._answered = time.monotonic()
-
-    @classmethod
-    def connected(cls) -> "Head":
-        """The head of the cluster that Ray has joined or started."""
-        return cls(load_ray().get_runtime_context().gcs_address)
 
     def answers(self) -> bool:
         """Whether the head answers now. It stops the run if the head has not answered for long."""
-        host, port = self.address.rsplit(":", 1)
-        fault = _fault_of(host, int(port))
+        fault = _fault_of(self.address)
         self._looked = time.monotonic()
         if not fault:
             self._answered = self._looked
@@ -208,10 +201,11 @@ def require_store(nodes: Sequence[Node], need: StoreNeed, cpus: float, gpus: flo
             )
 
 
-def _fault_of(host: str, port: int) -> str:
+def _fault_of(address: str) -> str:
     """Why no Ray server is at an address; empty if one may be there. Such a server speaks gRPC, which is HTTP/2."""
+    host, port = address.rsplit(":", 1)
     try:
-        with socket.create_connection((host, port), timeout=_REACH) as connection:
+        with socket.create_connection((host, int(port)), timeout=_REACH) as connection:
             if os.environ.get("RAY_USE_TLS") == "1":
                 return ""
             connection.sendall(_HTTP2)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -97,7 +97,7 @@ class _Version:
     """A version of the model in the object store, and the number of jobs that need it."""
 
     jobs: int = 0
-    refs: tuple[Any, ...] = field(default=())
+    refs: tuple[Any, ...] = ()
 
 
 class RayPool:
@@ -123,6 +123,7 @@ class RayPool:
     ) -> None:
         self.parts = (work, model)
         self.options, self.workers, self.cores = options, workers, cores
+        self._offered = (workers or 0) * options.cpus or cores  # CPUs of a cluster that is started here
         self.size, self.version_count = weights.num_bytes, versions
         self._ray: Any = load_ray()
         self._check()
@@ -145,8 +146,7 @@ class RayPool:
         if self.options.address is not None:
             require_reachable(self.options.address)
         elif not self._ray.is_initialized():
-            offered = (self.workers or 0) * self.options.cpus or self.cores
-            here = Node("this machine", offered, torch.cuda.device_count(), 0)
+            here = Node("this machine", self._offered, torch.cuda.device_count(), 0)
             count_workers([here], self.workers, self.options.cpus, self.options.gpus)
 
     def __enter__(self) -> Self:
@@ -176,9 +176,8 @@ class RayPool:
             if not was:
                 stack.callback(self._ray.shutdown)
         elif not self._ray.is_initialized():  # else the caller's own cluster is used
-            offered = asked * cpus if self.workers else self.cores
-            stack.enter_context(started(offered, store_size(self._need(data, asked))))
-        self._head, self._kind = Head.connected(), self._ray.remote(RayWorker)  # a class is sent once
+            stack.enter_context(started(self._offered, store_size(self._need(data, asked))))
+        self._head, self._kind = Head(), self._ray.remote(RayWorker)  # a class is sent once
         nodes = nodes_of(self._ray.nodes())
         count = count_workers(nodes, self.workers, cpus, gpus)
         need = self._need(data, count)

@@ -147,12 +147,12 @@ class WorkerPool:
 
     def _hear(self, worker: _Worker, task: Task, reply: dict[str, Any] | None) -> None:
         """Note the outcome of a job, or a failure, after which it may be repeated; a dead worker gives no reply."""
-        failed = Failed("its worker process died") if reply is None else Failed(**reply) if "reason" in reply else None
         if reply is None:
             self._workers = [other for other in self._workers if other is not worker]
-        if failed:
-            self._backlog.fail(task, failed, Fault.TRAINING if worker.begun[0] else Fault.NOT_BEGUN)
-        elif reply is not None:
+            reply = asdict(Failed("its worker process died"))
+        if "reason" in reply:
+            self._backlog.fail(task, Failed(**reply), Fault.TRAINING if worker.begun[0] else Fault.NOT_BEGUN)
+        else:
             result = worker.result
             task.outcome = Update(task.job, result.vector.clone(), result.buffers.clone(), **reply)
 

@@ -1,6 +1,5 @@
 """Letters drawn from font files; each font is a client."""
 
-import hashlib
 from importlib.resources import files
 from pathlib import Path
 from string import ascii_lowercase
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddle.data.source import Unusable
+from feddle.data.source import Unusable, contents_hash
 
 FONTS = tuple(files(__package__).joinpath("fonts.txt").read_text(encoding="utf-8").split())  # NAME@VERSION
 LETTERS = tuple(ascii_lowercase)
@@ -40,12 +39,8 @@ def decode_fonts(folder: Path) -> dict[str, Tensor]:
 
 def fonts_hash(folder: Path) -> str:
     """SHA-256 over name, length and bytes of the font files: versions of FreeType may draw a little differently."""
-    digest = hashlib.sha256()
-    for font in _names():
-        for path in _font_files(folder, font):
-            content = path.read_bytes()
-            digest.update(f"{path.name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
+    paths = (path for font in _names() for path in _font_files(folder, font))
+    return contents_hash((path.name, path.read_bytes()) for path in paths)
 
 
 def _names() -> list[str]:

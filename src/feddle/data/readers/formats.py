@@ -1,7 +1,6 @@
 """Official files that are decoded as a whole: idx (MNIST), the digits, CIFAR in binary, and the chest X-rays."""
 
 import gzip
-import hashlib
 import math
 import tarfile
 import zlib
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from feddle.data.collection import Collection, Labelled
 from feddle.data.pictures import decode_picture
-from feddle.data.source import Unusable, find_file, find_folder
+from feddle.data.source import Unusable, contents_hash, find_file, find_folder
 
 _LIMIT = 1 << 28  # bytes; the largest official file has 154 MB
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -133,12 +132,7 @@ def jpegs_hash(folder: Path) -> str:
 
     Pixels are not hashed: the standard lets decoders differ in the last bit, and users have other versions.
     """
-    digest = hashlib.sha256()
-    for path in _jpeg_files(folder):
-        content = _read_bytes(path)
-        digest.update(f"{'/'.join(path.parts[-3:])} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
+    return contents_hash(("/".join(path.parts[-3:]), _read_bytes(path)) for path in _jpeg_files(folder))
 
 
 def _tensor(values: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]", *shape: int) -> Tensor:

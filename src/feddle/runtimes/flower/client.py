@@ -1,23 +1,19 @@
 """Training on a node; every job starts a new process, so this module imports little."""
 
 from collections.abc import Callable
-from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
 
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.seeds import seed_for
-from feddle.data.examples import Examples, as_examples
+from feddle.data.examples import Data, as_examples
 from feddle.runtimes.flower.wire import read_order, update_message
 from feddle.training.machine import one_thread
 from feddle.training.train import Loss, train_client
-
-Data = Examples | Dataset[Any]
 
 
 def client_app(

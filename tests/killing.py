@@ -38,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "feddle-blocks": {"name": "feddle", "atlas_size": 7, "coefficients": "class", "storage": "int8"},
     "feddle-on-disk": {"name": "feddle", "atlas_size": 7, "coefficients": "class", "storage": ON_DISK},
     "feddle+": {"name": "feddle+", "atlas_size": 7},
+    "feddle-head": {"name": "feddle", "atlas_size": 7, "head_anchor": {}},
     "feddle-surrogate": {"name": "feddle", "atlas_size": 7, "objective": "surrogate"},
     "feddle-clusters": {"name": "feddle", "atlas_size": 7, "objective": "clusters"},
     "feddle-distil": {"name": "feddle", "atlas_size": 7, "objective": {"name": "distil", "teachers": 3}},

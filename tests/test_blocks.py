@@ -1,6 +1,7 @@
 """Coefficients per block and the server anchor: worked examples, then properties."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,12 +22,14 @@ from feddle.data.examples import FromDataset
 from feddle.methods.convex import ConvexMerging, ConvexOptions
 from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.feddle.fallback import FedBuffFallback
+from feddle.methods.feddle.head_anchor import HeadAnchor, HeadAnchorOptions
 from feddle.methods.feddle.method import Feddle
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.fedft import FedFT
 from feddle.training.parts import Parts
 from feddle.training.search import AnnealedSearch, LbfgsSearch, PaperSearch, SearchTask, SgdSearch
 from feddle.training.train import Recipe
+from feddle.training.workbench import Workbench
 from three_numbers import Played, Quadratic, arrival, bench, close, numbers, weights
 
 MODEL = weights(1.0, 2.0, 3.0)
@@ -274,7 +277,13 @@ def simulate(method: dict[str, Any], **more: Any) -> feddle.Run[Any]:
 @pytest.mark.parametrize("storage", ["float32", "int8"])
 @pytest.mark.parametrize("search", ["paper", "annealed", "lbfgs", "sgd"])
 def test_every_combination_runs(coefficients: str, storage: str, search: str) -> None:
-    method = {"coefficients": coefficients, "storage": storage, "search": search, "server_anchor": {}}
+    method = {
+        "coefficients": coefficients,
+        "storage": storage,
+        "search": search,
+        "server_anchor": {},
+        "head_anchor": {},
+    }
     run = simulate(method)
     counts = {"shared": 1, "layer": 2, "class": 3}  # the body, and the head or its two rows
     rows = run.history[-1].get("block_coefficients", [[0.0]])
@@ -284,6 +293,82 @@ def test_every_combination_runs(coefficients: str, storage: str, search: str) ->
 def test_the_server_anchor_needs_the_clients_labels() -> None:
     with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task"):
         simulate({"server_anchor": {}}, server_classes=5)
+
+
+# --- the head anchor
+
+
+class Headed(nn.Module):
+    """x ↦ a·w·x + b: the body is w, the head (a, b)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(1, 1, bias=False), nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(self.body(x))
+        return outputs
+
+
+def head_anchor(points: list[float], values: list[float], penalty: float, **more: Any) -> HeadAnchor:
+    model = Headed()
+    data = FromDataset(TensorDataset(torch.tensor(points)[:, None], torch.tensor(values)[:, None]))
+    options = HeadAnchorOptions(penalty=penalty, steps=100)
+    return HeadAnchor(options, Workbench(model, Layout.of(model), nn.functional.mse_loss), data, **more)
+
+
+def test_the_head_anchor_worked_out() -> None:
+    # w = 1, x = 1, y = 3: (a + b − 3)² + penalty/2·(a² + b²) is smallest at a = b = 12/(8 + 2·penalty), so 1 for 2
+    start = weights(1.0, 0.0, 0.0)
+    assert close(head_anchor([1.0], [3.0], 2.0).train(start, 1).vector, 1.0, 1.0, 1.0)
+    # w = 2, a = 1: the penalty is on the distance to a = 1. (2a + b − 5)² + (a − 1)² + b² is smallest at a = 2, b = ½
+    assert close(head_anchor([1.0], [5.0], 2.0).train(weights(2.0, 1.0, 0.0), 1).vector, 2.0, 2.0, 0.5)
+
+
+def test_the_search_starts_with_the_fitted_head() -> None:
+    for blocks in (None, TWO):
+        strategy = with_blocks(blocks, head_anchor=head_anchor([1.0], [3.0], 2.0))
+        merged = strategy.merge(weights(0.0, 0.0, 0.0), [arrival(1.0, 0.0, 0.0)])  # the fallback's step gives w = 1
+        assert close(merged.vector, 1.0, 1.0, 1.0)
+    assert strategy.notes["server_rows"] == ["head"]
+    assert strategy.notes["block_coefficients"][1] == pytest.approx([1.0, 1.0])
+
+
+def test_the_head_is_fitted_also_without_arrivals_and_is_not_in_the_atlas() -> None:
+    strategy = with_blocks(None, head_anchor=head_anchor([1.0], [3.0], 2.0))
+    assert close(strategy.merge(weights(1.0, 0.0, 0.0), []).vector, 1.0, 1.0, 1.0)
+    assert strategy.notes["head_coefficient"] == pytest.approx(1.0)
+    assert len(strategy.atlas) == 0
+
+
+def test_the_head_is_fitted_after_the_servers_update_on_the_same_examples() -> None:
+    points, values = [float(x) for x in range(20)], [float(x) for x in range(100, 120)]
+    head = head_anchor(points, values, 2.0)
+    server = ServerAnchor(ServerAnchorOptions(holdout=0.25), head.bench, head.examples, Recipe(lr=0.1, epochs=1))
+    head = replace(head, server_anchor=server)
+    seen = head._drawn(3), replace(head, samples_per_round=4)._drawn(3)
+    every, some = (set(part.take(torch.arange(len(part)))[0].flatten().long().tolist()) for part in seen)
+    assert every == set(server.split(3)[0].tolist())
+    assert len(some) == 4
+    assert some < every
+    merged = with_blocks(None, server_anchor=server, head_anchor=head).merge(MODEL, [])
+    trained = server.train(MODEL, 1)
+    assert torch.equal(merged.vector[:1], trained.vector[:1]), "the body is that of the server's update"
+    assert torch.equal(merged.vector, head.train(trained, 1).vector)
+
+
+def test_what_a_head_anchor_needs() -> None:
+    with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task"):
+        simulate({"head_anchor": {}}, server_classes=5)
+    parts = Parts("feddle", bench(), Recipe(), 0, 1, 1, 1, server=numbers())
+    with pytest.raises(FeddleError, match=r"method\.head_anchor needs a trainable linear layer inside the model"):
+        HeadAnchorOptions().build(parts, None)
+
+
+def test_feddle_plus_has_no_head_anchor_with_data_of_another_task() -> None:
+    strategy = simulate({"name": "feddle+", "head_anchor": {}}, server_classes=2).server.strategy
+    assert isinstance(strategy, Feddle)
+    assert strategy.head_anchor is None
 
 
 # --- feddle+

@@ -647,12 +647,28 @@ def test_blocks_have_a_heat_map_with_the_server_as_the_last_row(tmp_path: Path) 
     )
     assert "the coefficient of the server’s own update, minus 1" in captions(html)[1]
     assert captions(html)[0].endswith(
-        "of all 6 coefficients, one per anchor (and the server’s own update) and block, 16.7% are negative; the map"
+        "of all 6 coefficients, one per anchor (and those of the server) and block, 16.7% are negative; the map"
         " shows the mean over the blocks."
     )
     assert "lowest −0.1 (&lt;head&gt; 0), highest 0.1 (conv1), server − 1: −0.1." in alt
     assert row_names(html) == [["1", "2"], ["conv1", "&lt;head&gt; 0", "server − 1"]]
     assert notes(html)[1:] == ["round 1: lowest −0.1 (<head> 0), highest 0.1 (conv1), server − 1: −0.1"]
+
+
+def test_the_anchors_of_the_server_are_the_last_rows(tmp_path: Path) -> None:
+    table = [[0.5, 0.4], [0.1, -0.2], [1.0, 0.8], [1.1, 1.3]]
+    line = {"coefficients": [0.45, -0.05], "blocks": ["conv1", "head"], "block_coefficients": table}
+    html = written([searching_run(tmp_path / "a", line | {"server_rows": ["server", "head"]})], tmp_path)
+    assert row_names(html)[1] == ["conv1", "head", "server − 1", "head − 1"]
+    assert notes(html)[1].endswith("highest 0.1 (conv1), server − 1: −0.1, head − 1: 0.2")
+    ends = "The last rows are the coefficients of the server’s own update and of the head that the server fits again"
+    assert ends in captions(html)[1]
+    plain = {"coefficients": [0.2, 0.1], "head_coefficient": 0.8}
+    html = written([searching_run(tmp_path / "b", plain)], tmp_path)
+    assert notes(html) == ["round 1: 2 coefficients, 0 negative, from 0.1 to 0.2, head − 1: −0.2"]
+    for odd in (["head"], ["server", "other"], ["server"] * 3):  # these do not fit the table
+        html = written([searching_run(tmp_path / f"c{odd}", line | {"server_rows": odd})], tmp_path)
+        assert len(pictures(html)) == 1
 
 
 def test_a_server_without_blocks_is_the_last_row_of_the_anchors(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.plan import DiagnosticsOptions
 from feddle.run.problem import Problem
 from feddle.training.search import Objective, PaperSearch, SearchTask, SgdSearch, full_pass, smoothness
-from feddle.training.surrogate import HeadOptions, SurrogateObjective, cluster
+from feddle.training.surrogate import HeadOptions, SurrogateObjective, cluster, representations
 from three_numbers import Played, Quadratic, arrival, close, weights
 
 
@@ -102,8 +102,8 @@ def test_the_head_is_fitted_until_its_gradient_is_small() -> None:
     theta = objective.state.theta
     assert theta is not None
     theta.requires_grad_()
-    inputs, labels = objective._current.take(torch.arange(len(objective)))
-    features = torch.cat([objective._represent(inputs), torch.ones(len(labels), 1)], dim=1).detach()
+    features, labels = representations(objective.model, objective._head, objective._current)
+    features = torch.cat([features, torch.ones(len(labels), 1)], dim=1)
     loss = (
         nn.functional.cross_entropy(features @ theta.T, labels)
         + objective.options.head_decay / 2 * theta.square().sum()

@@ -59,8 +59,10 @@ class HistoryLine(TypedDict, total=False):
     anchor_clients: list[int]
     anchor_versions: list[int]
     blocks: list[Text]  # their names, if an anchor has a coefficient for each block
-    block_coefficients: list[list[Number]]  # a row for each anchor, and one for the server's own update if there is one
+    block_coefficients: list[list[Number]]  # a row for each anchor, then one for each of `server_rows`
+    server_rows: list[Text]  # the anchors that the server makes itself: `server`, its own update, and `head`
     server_coefficient: Number  # of the server's own update, without blocks
+    head_coefficient: Number  # of the head that the server fits again, without blocks
     negative_share: Number  # share of the coefficients below zero
     accuracy: Number  # this and the others only in rounds with an evaluation
     balanced_accuracy: Number  # mean over the classes

@@ -1,7 +1,7 @@
 """The coefficients of a run's searches as heat maps over rounds: by anchor, and by block."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import fmean
 
@@ -11,8 +11,7 @@ from feddle.report.markup import Markup, element, join
 from feddle.report.numbers import counted, percent
 
 _MOST_COLUMNS = 120
-_SERVER = "server − 1"  # the coefficient of the server's own update starts at 1, far from the others
-_ABOUT_SERVER = " The last row is the coefficient of the server’s own update, minus 1, where its search starts."
+_OWN = {"server": "the server’s own update", "head": "the head that the server fits again"}
 _ABOUT_BLOCKS = ": mean coefficient of each block over the anchors, minus the mean of all blocks."
 
 
@@ -24,7 +23,7 @@ class _Search:
     values: Sequence[float] = ()  # one for each anchor
     origins: Sequence[tuple[str, int]] = ()  # client and version of each anchor
     means: Sequence[float] = ()  # of each block, over the anchors
-    server: float | None = None  # of the server's own update; of several blocks, the mean
+    own: Mapping[str, float] = field(default_factory=dict)  # of the anchors in `_OWN`; of several blocks, the mean
 
 
 def coefficient_figures(run: RunRecord, title: str) -> Markup | None:
@@ -37,8 +36,7 @@ def coefficient_figures(run: RunRecord, title: str) -> Markup | None:
     wide = -(-searches[-1].round // _MOST_COLUMNS)  # rounds of a column, which shows the last search in them
     last = {-(-found.round // wide): found for found in searches}
     shown = [last.get(column, _Search(column * wide)) for column in range(1, max(last) + 1)]
-    server: Rows = {_SERVER: [None if found.server is None else found.server - 1 for found in shown]}
-    server = server if any(value is not None for value in server[_SERVER]) else {}
+    server = _own_rows(shown)
     share = percent(run.negative_share)
     if len(names) < 2 or not any(found.means for found in shown):
         return _anchor_figure(shown, server, title, share, wide)
@@ -53,19 +51,37 @@ def _search(line: HistoryLine, names: Sequence[str], known: Mapping[int, str]) -
 
     `names` are those of the blocks, and `known` those of clients.
     """
-    values, rows, server = line.get("coefficients"), line.get("block_coefficients", []), line.get("server_coefficient")
+    values, rows = line.get("coefficients"), line.get("block_coefficients", [])
     if not values or line["round"] < 1:
         return None
     numbers, versions = line.get("anchor_clients", []), line.get("anchor_versions", [])
     clients = [known.get(number, f"client {number}") for number in numbers]
     origins = list(zip(clients, versions, strict=True)) if len(clients) == len(versions) == len(values) else []
     fits = names and line.get("blocks") == names and all(len(row) == len(names) for row in rows)
-    if not fits or len(rows) not in (len(values), len(values) + 1):
+    found = {"server": line.get("server_coefficient"), "head": line.get("head_coefficient")}
+    own = {name: value for name, value in found.items() if value is not None}
+    added = line.get("server_rows", ["server"][: len(rows) - len(values)])
+    if not fits or len(rows) != len(values) + len(added) or not set(added) <= set(_OWN):
         rows = []
-    elif len(rows) > len(values):
-        *rows, own = rows
-        server = fmean(own)
-    return _Search(line["round"], values, origins, list(map(fmean, zip(*rows, strict=True))), server)
+    else:
+        rows, last = rows[: len(values)], rows[len(values) :]
+        own |= {name: fmean(row) for name, row in zip(added, last, strict=True)}
+    return _Search(line["round"], values, origins, list(map(fmean, zip(*rows, strict=True))), own)
+
+
+def _own_rows(shown: Sequence[_Search]) -> Rows:
+    """The coefficients of the anchors that the server makes itself, minus 1: they start at 1, far from the others."""
+    names = [name for name in _OWN if any(name in found.own for found in shown)]
+    return {f"{name} − 1": [found.own[name] - 1 if name in found.own else None for found in shown] for name in names}
+
+
+def _about(server: Rows) -> str:
+    """What the rows of the anchors show that the server makes itself."""
+    if not server:
+        return ""
+    rows = "The last row is the coefficient" if len(server) == 1 else "The last rows are the coefficients"
+    whose = " and of ".join(_OWN[label.removesuffix(" − 1")] for label in server)
+    return f" {rows} of {whose}, minus 1, where the search starts."
 
 
 def _anchor_figure(
@@ -83,13 +99,13 @@ def _anchor_figure(
     word = element("span", "negative", class_="below")
     negative = join(f": {share} of the coefficients are ", word, ".")
     if count:
-        whose = "anchor (and the server’s own update)" if with_server else "anchor"
+        whose = "anchor (and those of the server)" if with_server else "anchor"
         first = f": of all {count:,} coefficients, one per {whose} and block, {share} are "
         negative = join(first, word, "; the map shows the mean over the blocks.")
     values = [value for found in shown for value in found.values]
     ends = f"from {number(min(values))} to {number(max(values))}"
     spoken = f"Coefficients of {title} by round and row of the atlas, {ends}; {share} negative."
-    caption = join(negative, _ABOUT_SERVER if server else "")
+    caption = join(negative, _about(server))
     return heat_figure(title, caption, {**anchors, **server}, list(map(_anchor_note, shown)), wide, 280, spoken)
 
 
@@ -115,7 +131,7 @@ def _block_figure(shown: Sequence[_Search], names: Sequence[str], server: Rows, 
     differences = zip_longest(*([mean - fmean(found.means) for mean in found.means] for found in shown))
     blocks = dict(zip(names, differences, strict=True))
     notes = [_block_note(found, names) for found in shown]
-    caption, spoken = _ABOUT_BLOCKS + (_ABOUT_SERVER if server else ""), f"{title}{_ABOUT_BLOCKS} In {notes[-1]}."
+    caption, spoken = _ABOUT_BLOCKS + _about(server), f"{title}{_ABOUT_BLOCKS} In {notes[-1]}."
     return heat_figure(title, caption, {**blocks, **server}, notes, wide, 640, spoken)
 
 
@@ -129,5 +145,5 @@ def _block_note(search: _Search, names: Sequence[str]) -> str:
 
 
 def _note(search: _Search, text: str) -> str:
-    server = "" if search.server is None else f", {_SERVER}: {number(search.server - 1)}"
-    return f"round {search.round}: {text}{server}"
+    own = "".join(f", {name} − 1: {number(value - 1)}" for name, value in search.own.items())
+    return f"round {search.round}: {text}{own}"

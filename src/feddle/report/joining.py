@@ -288,7 +288,8 @@ def _reads_labels(run: RunRecord) -> bool:
         return False
     objective = value_in(run.config, ("method", "objective"))
     name = objective.get("name") if isinstance(objective, Mapping) else objective
-    trains = run.method == "feddle" and value_in(run.config, ("method", "server_anchor")) is not None
+    own = [value_in(run.config, ("method", name)) for name in ("server_anchor", "head_anchor")]
+    trains = run.method == "feddle" and own != [None, None]
     return trains or name not in ("distil", "clusters")
 
 

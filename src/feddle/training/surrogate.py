@@ -112,7 +112,7 @@ class SurrogateObjective:
         self.layout.write(self.model, start)
         self.model.eval()
         self._current = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"), among)
-        features, labels = self._represented()
+        features, labels = representations(self.model, self._head, self._current)
         if self.cluster_steps:
             first, steps = seed_for(seed, "targets"), self.cluster_steps
             labels, self.state.centres = cluster(features, self.state.centres, self.classes, steps, first)
@@ -127,7 +127,7 @@ class SurrogateObjective:
         labels = labels.to(point.vector.device)
 
         def loss() -> Tensor:
-            return F.cross_entropy(_with_bias(self._represent(inputs)) @ theta.T, labels)
+            return F.cross_entropy(_with_bias(_represent(self.model, self._head, inputs)) @ theta.T, labels)
 
         return loss_and_gradient(self.model, self.layout, point, loss)
 
@@ -150,26 +150,28 @@ class SurrogateObjective:
         optimizer.step(closure)  # type: ignore[no-untyped-call]
         self.state.theta = theta.detach()
 
-    @torch.no_grad()
-    def _represented(self) -> tuple[Tensor, Tensor]:
-        """The representations (n, features) and labels (n,) of the examples of a search."""
-        device = next(self.model.parameters()).device
-        features, labels = [], []
-        for index in in_order(len(self._current), PASS_BATCH):
-            inputs, targets = self._current.take(index)
-            features.append(self._represent(inputs))
-            labels.append(targets)
-        return torch.cat(features), torch.cat(labels).to(device)
 
-    def _represent(self, inputs: Inputs) -> Tensor:
-        """The inputs of the model's own head (n, features)."""
-        seen: list[Tensor] = []
-        hook = self._head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-        try:
-            outputs_of(self.model, inputs)
-        finally:
-            hook.remove()
-        return seen[-1].flatten(1)
+@torch.no_grad()
+def representations(model: nn.Module, head: nn.Module, examples: Examples) -> tuple[Tensor, Tensor]:
+    """The inputs of the model's head (n, features) for all examples, and their targets."""
+    device = next(model.parameters()).device
+    features, targets = [], []
+    for index in in_order(len(examples), PASS_BATCH):
+        inputs, found = examples.take(index)
+        features.append(_represent(model, head, inputs))
+        targets.append(found)
+    return torch.cat(features), torch.cat(targets).to(device)
+
+
+def _represent(model: nn.Module, head: nn.Module, inputs: Inputs) -> Tensor:
+    """The inputs of the head (n, features) for one batch."""
+    seen: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    try:
+        outputs_of(model, inputs)
+    finally:
+        hook.remove()
+    return seen[-1].flatten(1)
 
 
 def cluster(features: Tensor, centres: Tensor | None, classes: int, steps: int, seed: int) -> tuple[Tensor, Tensor]:

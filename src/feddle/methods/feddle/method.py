@@ -17,6 +17,7 @@ from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache, ca
 from feddle.methods.cost import Cost, Setting
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, Threshold
+from feddle.methods.feddle.head_anchor import HeadAnchor, HeadAnchorOptions
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.feddle.sharded import share_search
 from feddle.methods.feddle.storage import DiskStorage, FloatStorage, StorageOptions
@@ -129,11 +130,16 @@ class AtlasOptions(MethodOptions):
     server_anchor: ServerAnchorOptions | None = Field(
         None, description="the server's own update as one more anchor; off by default; `server_anchor: {}` turns it on"
     )
+    head_anchor: HeadAnchorOptions | None = Field(
+        None,
+        description="one more anchor: the change of the model's head if the server fits it again; off by default; "
+        "`head_anchor: {}` turns it on",
+    )
 
     @property
     def reads_labels(self) -> bool:
-        """Whether the objective or the server anchor reads labels. A method that `adapts` omits the anchor instead."""
-        trains = self.server_anchor is not None and not self.adapts
+        """Whether the objective or the server's anchors read labels. A method that `adapts` omits these anchors."""
+        trains = (self.server_anchor is not None or self.head_anchor is not None) and not self.adapts
         return trains or not isinstance(self.objective, DistilOptions | ClustersOptions)
 
     def build(self, parts: Parts) -> "Feddle":
@@ -153,6 +159,7 @@ class AtlasOptions(MethodOptions):
         labels_fit = not self.adapts or (self.reads_labels and not outside)
         blocks = None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout)
         rows, shared = share_search(self.storage, parts, capacity, objective.build(parts), blocks)
+        server_anchor = self.server_anchor.build(parts) if self.server_anchor and labels_fit else None
         return Feddle(
             shared,
             Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),
@@ -164,16 +171,17 @@ class AtlasOptions(MethodOptions):
             seed=parts.seed,
             observe=parts.observe,
             blocks=blocks,
-            server_anchor=self.server_anchor.build(parts) if self.server_anchor and labels_fit else None,
+            server_anchor=server_anchor,
+            head_anchor=self.head_anchor.build(parts, server_anchor) if self.head_anchor and labels_fit else None,
         )
 
     def cost(self, setting: Setting) -> Cost:
-        """A search without a server anchor is made only if an update arrived."""
+        """A search without anchors of the server is made only if an update arrived."""
         capacity = self.atlas_size or 2 * setting.per_round
         rows = min(capacity, setting.used * setting.rounds)
         labels_fit = not self.adapts or (self.reads_labels and not setting.outside)
-        own, objective = self.server_anchor if labels_fit else None, self.objective
-        active = 1.0 if own else setting.active
+        own, head = (self.server_anchor, self.head_anchor) if labels_fit else (None, None)
+        active, objective = 1.0 if own or head else setting.active, self.objective
         examples = min(setting.drawn, own.searched(setting)) if own else setting.drawn
         passes, steps = self.search.effort(examples)
         teachers = objective.teachers if isinstance(objective, DistilOptions) else 0
@@ -182,11 +190,12 @@ class AtlasOptions(MethodOptions):
         return replace(
             cache,
             trained=active * examples * (passes + (self.gate is not None)) + (own.trained(setting) if own else 0),
-            evaluated=active * examples * (teachers or represented),
+            evaluated=active * examples * (teachers or represented)
+            + (head.evaluated(setting, own.holdout if own else 0.0) if head else 0),
             products=active * steps * rows,
             kept=self.storage.in_memory(rows, capacity, setting.size) + teachers,
             in_file=cache.in_file + rows * isinstance(self.storage, DiskStorage),
-            working=5.0 + 3 * bool(own) + 2 * (isinstance(self.anchors, CalibratedOptions)),
+            working=5.0 + 3 * (bool(own) + bool(head)) + 2 * (isinstance(self.anchors, CalibratedOptions)),
         )
 
 
@@ -226,8 +235,8 @@ class Feddle:
     loss, which keeps the result near c′. A round without a new anchor does not change the trainable parameters.
     `observe` is called after each search, for diagnostics.
 
-    With `blocks`, an anchor has a coefficient for each block, all of which start at c′. With a `server_anchor`, every
-    round searches, and the server's own update is one more row, which starts at 1.
+    With `blocks`, an anchor has a coefficient for each block, all of which start at c′. With a `server_anchor` or a
+    `head_anchor`, every round searches. What the server has trained itself is one more row each, which starts at 1.
     """
 
     objective: Objective
@@ -241,6 +250,7 @@ class Feddle:
     observe: Observer | None = None
     blocks: Blocks | None = None
     server_anchor: ServerAnchor | None = None
+    head_anchor: HeadAnchor | None = None
 
     def __post_init__(self) -> None:
         states = (getattr(part, "state", None) for part in (self.anchors, self.objective))
@@ -249,17 +259,16 @@ class Feddle:
     def merge(self, model: Weights, arrivals: Sequence[Arrival], round: int) -> Merged:
         fresh = self._insert(arrivals)
         origin = Weights(model.vector, average_buffers(model, arrivals))
-        if not fresh and self.server_anchor is None:
+        if not fresh and not self._own():
             return Merged(origin)
         scales = self.atlas.row_scales()
         scales = scales if self.normalise else torch.ones_like(scales)
-        space, among = SearchSpace(origin, self.atlas.active(), scales, self.blocks), None
-        start, seed = self._start(fresh, scales), seed_for(self.seed, "search", round)
+        space, start = SearchSpace(origin, self.atlas.active(), scales, self.blocks), self._start(fresh, scales)
+        among, seed = None, seed_for(self.seed, "search", round)
+        if self._own():
+            space, start = self._widened(space, start, round)
         if self.server_anchor is not None:
-            before = space.point(space.in_every_block(start))
-            after = self.server_anchor.train(before, round)
-            space = space.widened(Weights(model.vector, after.buffers), after.vector - before.vector)
-            start, among = torch.cat([start, start.new_ones(1)]), self.server_anchor.split(round)[1]
+            among = self.server_anchor.split(round)[1]
         start = space.in_every_block(start)
         self.objective.begin(space.point(start), seed, among, list(fresh.values()))
         task = SearchTask(space, self.objective, start, self.regularisation, seed)
@@ -283,6 +292,20 @@ class Feddle:
             fresh[row] = arrival
         return fresh
 
+    def _own(self) -> dict[str, ServerAnchor | HeadAnchor]:
+        """The anchors that the server makes again in each round. Each starts at the end of the one before."""
+        own = {"server": self.server_anchor, "head": self.head_anchor}
+        return {name: anchor for name, anchor in own.items() if anchor is not None}
+
+    def _widened(self, space: SearchSpace, start: Tensor, round: int) -> tuple[SearchSpace, Tensor]:
+        """The search space with the server's anchors as further rows, and its start."""
+        vector, point = space.origin.vector, space.point(space.in_every_block(start))
+        for anchor in self._own().values():
+            after = anchor.train(point, round)
+            space = space.widened(Weights(vector, after.buffers), after.vector - point.vector)
+            start, point = torch.cat([start, start.new_ones(1)]), after
+        return space, start
+
     def _start(self, fresh: Mapping[int, Arrival], scales: Tensor) -> Tensor:
         """c′ (|A|,): the fallback's step b·A, expressed in the normalised anchors: c′_m = b_m/r_m."""
         start = torch.zeros_like(scales)
@@ -303,8 +326,8 @@ class Feddle:
             "search_loss": found.loss,
             **found.notes,
         }
+        own = dict(zip(self._own(), table[len(origins) :], strict=True))
         if self.blocks is not None:
             notes |= {"blocks": list(self.blocks.names), "block_coefficients": [rounded(row) for row in table]}
-        elif self.server_anchor is not None:
-            notes["server_coefficient"] = float(table[-1])
-        return notes
+            return notes | ({"server_rows": list(own)} if own else {})
+        return notes | {f"{name}_coefficient": float(value) for name, value in own.items()}

@@ -23,7 +23,7 @@ from feddle.methods.convex import ConvexMerging, ConvexOptions
 from feddle.methods.fedbuff import FedBuff, FedBuffOptions
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.head_anchor import HeadAnchor, HeadAnchorOptions
-from feddle.methods.feddle.method import Feddle
+from feddle.methods.feddle.method import Feddle, FeddlePlusOptions
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.fedft import FedFT
 from feddle.training.parts import Parts
@@ -361,8 +361,14 @@ def test_what_a_head_anchor_needs() -> None:
     with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task"):
         simulate({"head_anchor": {}}, server_classes=5)
     parts = Parts("feddle", bench(), Recipe(), 0, 1, 1, 1, server=numbers())
-    with pytest.raises(FeddleError, match=r"method\.head_anchor needs a trainable linear layer inside the model"):
+    with pytest.raises(FeddleError, match=r"method\.head_anchor needs a model that ends with a trainable linear layer"):
         HeadAnchorOptions().build(parts, None)
+    model = nn.Sequential(nn.Linear(1, 1), nn.Softmax(1))  # the head's outputs are not the model's
+    scaled = replace(parts, bench=Workbench(model, Layout.of(model)))
+    with pytest.raises(FeddleError, match="whose outputs are those of the model"):
+        HeadAnchorOptions().build(scaled, None)
+    plus = FeddlePlusOptions(head_anchor=HeadAnchorOptions(), coefficients="shared")
+    assert plus.build(scaled).head_anchor is None, "feddle+ leaves it out"
 
 
 def test_feddle_plus_has_no_head_anchor_with_data_of_another_task() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.seeds import seed_for
-from feddle.data.examples import Examples, draw
+from feddle.data.examples import Examples, Selection, draw
 from feddle.methods.cost import Setting
 from feddle.methods.feddle.server_anchor import ServerAnchor
 from feddle.options import Count, Options, Positive
@@ -30,12 +30,13 @@ class HeadAnchorOptions(Options):
 
     def build(self, parts: Parts, server_anchor: ServerAnchor | None) -> "HeadAnchor":
         """The anchor of a method that is built from these parts, and that may have a server anchor."""
-        if parts.bench.layout.head_name is None:
+        examples = parts.server_data()
+        if not has_last_head(parts.bench, examples):
             raise FeddleError(
-                "method.head_anchor needs a trainable linear layer inside the model as its head, but found none; "
-                "add one, or leave the option out"
+                "method.head_anchor needs a model that ends with a trainable linear layer, whose outputs are those of "
+                "the model; leave the option out, or end the model with a linear layer"
             )
-        return HeadAnchor(self, parts.bench, parts.server_data(), server_anchor, parts.samples_per_round, parts.seed)
+        return HeadAnchor(self, parts.bench, examples, server_anchor, parts.samples_per_round, parts.seed)
 
     def evaluated(self, setting: Setting, holdout: float) -> int:
         """The number of examples whose representations are computed in a round."""
@@ -63,13 +64,7 @@ class HeadAnchor:
         layout.write(model, start)
         model.eval()
         head: Any = model.get_submodule(str(layout.head_name))
-        features, targets = representations(model, head, self._drawn(round))
-        if features.shape[1] != head.in_features:
-            raise FeddleError(
-                f"method.head_anchor expects a head that gets one vector of {head.in_features} numbers per example, "
-                f"but it gets {features.shape[1]}; leave the option out"
-            )
-        self._fit(head, features, targets)
+        self._fit(head, *representations(model, head, self._drawn(round)))
         return layout.read(model)
 
     def _drawn(self, round: int) -> Examples:
@@ -90,3 +85,15 @@ class HeadAnchor:
             return value
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def has_last_head(bench: Workbench, examples: Examples) -> bool:
+    """Whether the head gets one vector per example, and its outputs are the model's, as far as one example shows."""
+    if bench.layout.head_name is None:
+        return False
+    head: Any = bench.model.get_submodule(bench.layout.head_name)
+    one = Selection(examples, torch.zeros(1, dtype=torch.long))
+    outputs = bench.logits(bench.layout.read(bench.model), one)
+    features, _ = representations(bench.model, head, one)
+    return features.shape[1] == head.in_features and torch.allclose(head(features), outputs, atol=1e-5)

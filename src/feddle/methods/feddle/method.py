@@ -17,7 +17,7 @@ from feddle.methods.client_cache import CacheLimit, ClientCache, build_cache, ca
 from feddle.methods.cost import Cost, Setting
 from feddle.methods.feddle.fallback import Fallback, FallbackOptions, FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, Threshold
-from feddle.methods.feddle.head_anchor import HeadAnchor, HeadAnchorOptions
+from feddle.methods.feddle.head_anchor import HeadAnchor, HeadAnchorOptions, has_last_head
 from feddle.methods.feddle.server_anchor import ServerAnchor, ServerAnchorOptions
 from feddle.methods.feddle.sharded import share_search
 from feddle.methods.feddle.storage import DiskStorage, FloatStorage, StorageOptions
@@ -99,7 +99,7 @@ class AtlasOptions(MethodOptions):
     """The options of Feddle and its variants. The defaults are the paper's."""
 
     searches = True
-    adapts: ClassVar[bool] = False  # whether options that need labels are ignored for data without them
+    adapts: ClassVar[bool] = False  # whether options that the data or the model does not allow are ignored
     atlas_size: Count | None = Field(
         None, description="largest number of anchors (M); by default 2 × clients.per_round"
     )
@@ -160,6 +160,9 @@ class AtlasOptions(MethodOptions):
         blocks = None if outside and self.adapts else make_blocks(self.coefficients, parts.bench.layout)
         rows, shared = share_search(self.storage, parts, capacity, objective.build(parts), blocks)
         server_anchor = self.server_anchor.build(parts) if self.server_anchor and labels_fit else None
+        head = self.head_anchor if labels_fit else None
+        if head and self.adapts and not has_last_head(parts.bench, parts.server_data()):
+            head = None
         return Feddle(
             shared,
             Atlas(capacity, dimension, eviction=self.eviction, rows=rows, device=parts.device),
@@ -172,7 +175,7 @@ class AtlasOptions(MethodOptions):
             observe=parts.observe,
             blocks=blocks,
             server_anchor=server_anchor,
-            head_anchor=self.head_anchor.build(parts, server_anchor) if self.head_anchor and labels_fit else None,
+            head_anchor=head.build(parts, server_anchor) if head else None,
         )
 
     def cost(self, setting: Setting) -> Cost:

@@ -1,34 +1,32 @@
-"""Further rows for Feddle's search that were tried and are not in the package, in whole runs with a small network.
+"""Further rows for Feddle's search, in whole runs with a small network.
 
-`shrink` is −w with the median norm of the anchors; its coefficient starts at 0. `head` is the change to a head that is
-fitted again on the server's features, with a penalty on the distance to the old head; it starts at 1. `history` is the
-model's last move; it starts at ½. The setting is that of `experiments/few-images.yaml`: accuracy is measured on
-validation images. Prints a table like that of `bench/variants.py`.
+`head` is `method.head_anchor`. The others were tried and are not in the package: `shrink` is −w with the median norm of
+the anchors, and its coefficient starts at 0; `history` is the model's last move, which starts at ½. The setting is that
+of `experiments/few-images.yaml`: accuracy is measured on validation images. Prints a table like that of
+`bench/variants.py`.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from variants import FEW, accuracies
 
 from feddle.core.atlas import SearchSpace
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival, Merged
 from feddle.core.seeds import seed_for
-from feddle.data.examples import Selection
 from feddle.methods.feddle.method import Feddle, FeddleOptions, FeddlePlusOptions
 from feddle.methods.strategy import average_buffers
 from feddle.training.parts import Parts
 from feddle.training.search import PaperSearch, SearchTask
-from feddle.training.workbench import Workbench
 
-Row = Literal["none", "shrink", "head", "history"]
+Row = Literal["shrink", "history"]
 
 
 class Wider:
@@ -39,8 +37,8 @@ class Wider:
 
     def build(self, parts: Parts) -> "WiderFeddle":
         """The method."""
-        method = (FeddlePlusOptions() if self.plus else FeddleOptions(search=PaperSearch(lr=3e-3))).build(parts)
-        return WiderFeddle(method, self.row, parts)
+        plus, plain = FeddlePlusOptions(head_anchor=None), FeddleOptions(search=PaperSearch(lr=3e-3))
+        return WiderFeddle((plus if self.plus else plain).build(parts), self.row)
 
 
 @dataclass(eq=False)
@@ -49,7 +47,6 @@ class WiderFeddle:
 
     method: Feddle
     row: Row
-    parts: Parts
 
     def __post_init__(self) -> None:
         self.state = self.method.state
@@ -65,13 +62,10 @@ class WiderFeddle:
         scales = method.atlas.row_scales()
         space, among = SearchSpace(origin, method.atlas.active(), scales, method.blocks), None
         start, seed = method._start(fresh, scales), seed_for(method.seed, "search", round)
-        point = space.point(space.in_every_block(start))
         if anchor is not None:
-            after = anchor.train(point, round)
-            space = space.widened(Weights(model.vector, after.buffers), after.vector - point.vector)
-            start, among, point = torch.cat([start, start.new_ones(1)]), anchor.split(round)[1], after
-        kept = None if anchor is None else anchor.split(round)[0]
-        row, first = self._row(model, point, float(space.lengths().median()) if len(scales) else 0.0, kept)
+            space, start = method._widened(space, start, round)
+            among = anchor.split(round)[1]
+        row, first = self._row(model, float(space.lengths().median()) if len(scales) else 0.0)
         space, start = space.widened(space.origin, row), torch.cat([start, start.new_full((1,), first)])
         start = space.in_every_block(start)
         method.objective.begin(space.point(start), seed, among, list(fresh.values()))
@@ -81,54 +75,12 @@ class WiderFeddle:
         self.last = after.vector - model.vector
         return Merged(after, {"row": float(space.table(found.coefficients)[-1].mean())})
 
-    def _row(self, model: Weights, point: Weights, length: float, kept: Tensor | None) -> tuple[Tensor, float]:
+    def _row(self, model: Weights, length: float) -> tuple[Tensor, float]:
         if self.row == "shrink":
             return -model.vector * (length / torch.linalg.vector_norm(model.vector)), 0.0
-        if self.row == "history" and self.last is not None:
+        if self.last is not None:
             return self.last, 0.5
-        if self.row == "head":
-            return refitted(self.parts, point, kept) - point.vector, 1.0
         return torch.zeros_like(model.vector), 0.0
-
-
-def refitted(parts: Parts, point: Weights, kept: Tensor | None, penalty: float = 0.01, steps: int = 20) -> Tensor:
-    """The point with a linear head that is fitted on the server's features, those with indices `kept`."""
-    bench, data = parts.bench, parts.server_data()
-    features, labels = features_of(bench, point, data if kept is None else Selection(data, kept))
-    name = bench.layout.head_name
-    assert name is not None
-    head = bench.model.get_submodule(name)
-    old = [parameter.detach().clone() for parameter in head.parameters()]
-    new = [parameter.clone().requires_grad_() for parameter in old]
-    optimizer = torch.optim.LBFGS(new, max_iter=steps, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        away = sum(((a - b).square().sum() for a, b in zip(new, old, strict=True)), torch.zeros(()))
-        loss = F.cross_entropy(F.linear(features, *new), labels) + penalty / 2 * away
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    bench.layout.write(bench.model, point)
-    with torch.no_grad():
-        for parameter, value in zip(head.parameters(), new, strict=True):
-            parameter.copy_(value)
-    return bench.layout.read(bench.model).vector
-
-
-@torch.no_grad()
-def features_of(bench: Workbench, point: Weights, examples: Selection) -> tuple[Tensor, Tensor]:
-    """The inputs of the head for all examples, and their labels."""
-    bench.layout.write(bench.model, point)
-    bench.model.eval()
-    seen: list[Tensor] = []
-    head = bench.model.get_submodule(str(bench.layout.head_name))
-    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    inputs, labels = examples.take(torch.arange(len(examples)))
-    bench.model(inputs)
-    hook.remove()
-    return seen[0], labels
 
 
 def main() -> None:
@@ -140,9 +92,16 @@ def main() -> None:
     print(f"| method | {' | '.join(f'seed {seed} (last)' for seed in arguments.seeds)} |")
     print("|---" * (1 + len(arguments.seeds)) + "|")
     for plus in (False, True):
-        for row in ("none", "shrink", "head", "history"):
-            name = f"{'feddle+' if plus else 'feddle'}, {row}"
-            method = [f"method={{name: 'rows:Wider', row: {row}, plus: {plus}}}", f"averaging={0.95 if plus else 0}"]
+        of = "feddle+" if plus else "feddle"
+        own = {"name": of} | ({} if plus else {"search": {"name": "paper", "lr": 3e-3}})
+        rows: dict[str, dict[str, Any]] = {
+            "none": own | {"head_anchor": None},
+            "head": own | {"head_anchor": {}},
+            **{row: {"name": "rows:Wider", "row": row, "plus": plus} for row in get_args(Row)},
+        }
+        for row, options in rows.items():
+            name = f"{of}, {row}"
+            method = [f"method={json.dumps(options)}", f"averaging={0.95 if plus else 0}"]
             cells = []
             for seed in arguments.seeds:
                 folder = arguments.out / f"{name}-seed{seed}"

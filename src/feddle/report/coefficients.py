@@ -70,7 +70,7 @@ def _search(line: HistoryLine, names: Sequence[str], known: Mapping[int, str]) -
 
 
 def _own_rows(shown: Sequence[_Search]) -> Rows:
-    """The coefficients of the anchors that the server makes itself, minus 1: they start at 1, far from the others."""
+    """The coefficients of the server's own anchors, minus 1. They start at 1, unlike those of the other anchors."""
     names = [name for name in _OWN if any(name in found.own for found in shown)]
     return {f"{name} − 1": [found.own[name] - 1 if name in found.own else None for found in shown] for name in names}
 

@@ -20,7 +20,7 @@ from feddle.training.workbench import Workbench
 
 
 class HeadAnchorOptions(Options):
-    """The server fits the model's head again in every round, and the change is one more anchor; in-domain data only."""
+    """In every round, the server fits the model's head again. The change is one more anchor. In-domain data only."""
 
     penalty: Positive = Field(
         0.01,

@@ -30,8 +30,8 @@ setup: $(VENV)/base ## create .venv and install feddle into it
 demo: $(VENV)/base ## compare feddle+, FedBuff and FedAvg on Fashion-MNIST (two to three minutes)
 	@$(BIN)/feddle compare experiments/demo.yaml
 
-test: $(VENV)/dev ## run the quick tests
-	@$(BIN)/python -m pytest -q
+test: $(VENV)/dev ## run the quick tests, one process per core
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test-slow: $(VENV)/dev ## run the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow

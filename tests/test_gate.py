@@ -52,7 +52,7 @@ def test_the_gate_worked_out(threshold: float, closed: bool) -> None:
 
 
 def test_a_closed_gate_scores_anchors_by_the_fallbacks_coefficients() -> None:
-    # c′ = (⅔, ⅓): a third anchor takes the place of the second. Then c′ = (0, 1/r): a fourth takes that of the first
+    # c′ = (⅔, ⅓): a third anchor replaces the second. Then c′ = (0, 1/r): a fourth replaces the first
     strategy = gated(2.0, (0.0, 0.0, 0.0), (0.0, 3.0, 0.0), capacity=2)
     model = strategy.merge(MODEL, ARRIVALS)
     model = strategy.merge(model, [arrival(0.0, 0.0, 2.0, client=3)])
@@ -74,7 +74,7 @@ def test_halves_of_odd_and_of_single_examples() -> None:
     assert halves(odd)[1] == pytest.approx(1.0)
 
 
-def test_halves_do_not_follow_the_order_of_the_examples() -> None:
+def test_halves_do_not_depend_on_the_order_of_the_examples() -> None:
     # sorted by class, the first half would point one way and the second the other: cosine −1
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)), torch.ones(3))
     objective = targets_at(*[(2.0, 0.0, 0.0)] * 50, *[(-1.0, 0.0, 0.0)] * 50)
@@ -143,7 +143,7 @@ def test_every_variant_with_an_open_and_a_closed_gate(tmp_path: Path, variant: s
         assert len(set(row)) == 1, "every block has the fallback's coefficient"
 
 
-def test_a_gate_between_closes_in_some_rounds(tmp_path: Path) -> None:
+def test_a_threshold_between_the_cosines_closes_the_gate_in_some_rounds(tmp_path: Path) -> None:
     _, lines = vector_of(tmp_path, gate=-1)
     middle = sorted(line["gate_cosine"] for line in lines)[len(lines) // 2]
     _, lines = vector_of(tmp_path, gate=middle)
@@ -151,11 +151,11 @@ def test_a_gate_between_closes_in_some_rounds(tmp_path: Path) -> None:
     assert {line["gate_closed"] for line in lines} == {True, False}
 
 
-def test_the_gate_is_among_the_methods_that_are_stopped() -> None:
+def test_the_kill_tests_include_a_method_with_a_gate() -> None:
     assert any("gate" in method for method in METHODS.values())
 
 
 @pytest.mark.parametrize("gate", [-1.5, 2.5, True, "often"])
-def test_a_threshold_that_makes_no_sense_is_refused(gate: Any) -> None:
+def test_an_invalid_threshold_is_refused(gate: Any) -> None:
     with pytest.raises(FeddleError, match=r"method\.feddle\.gate|method\.gate"):
         parse_config({"method": {"name": "feddle", "gate": gate}})

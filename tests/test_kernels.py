@@ -1,4 +1,4 @@
-"""The own kernels and torch's behind one switch."""
+"""The switch between the custom kernels and torch's own."""
 
 import re
 from pathlib import Path
@@ -41,17 +41,17 @@ def test_training_without_the_kernels_is_bit_identical() -> None:
 
 
 @pytest.fixture
-def without(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "own_kernels", lambda: False)
 
 
-@pytest.mark.usefixtures("without")
-def test_the_switch_selects_modules_of_torch() -> None:
+@pytest.mark.usefixtures("without_kernels")
+def test_without_the_kernels_torchs_own_modules_are_used() -> None:
     assert not any(type(module).__module__.startswith("feddle") for module in pooled_relu().modules())
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["to the kernels", "from the kernels"])
-def test_a_state_is_continued_on_the_other_side_of_the_switch(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first", [True, False], ids=["kernels first", "torch first"])
+def test_training_continues_from_a_state_of_the_other_kernels(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def trained(*switches: bool) -> torch.Tensor:
         torch.manual_seed(0)
         layer, state = nn.Conv2d(2, 3, 3), None
@@ -68,17 +68,17 @@ def test_a_state_is_continued_on_the_other_side_of_the_switch(there: bool, monke
         weight: torch.Tensor = layer.weight.detach()
         return weight
 
-    assert torch.equal(trained(there, not there, there), trained(there, there, there))
+    assert torch.equal(trained(first, not first, first), trained(first, first, first))
 
 
-def test_another_value_of_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_value_of_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDLE_KERNELS", "0")
     own_kernels.cache_clear()
     with pytest.raises(FeddleError, match="expected FEDDLE_KERNELS to be on or off, got '0'"):
         own_kernels()
 
 
-def test_private_names_of_torch_are_behind_the_seam() -> None:
+def test_only_the_kernels_use_private_names_of_torch() -> None:
     private = re.compile(r"""(?<!["'])\btorch(\.\w+)*\._[a-z]|\._version\b|from torch[\w.]* import [^\n]*\b_\w""")
     found = {path.relative_to(SRC).parts[:2] for path in SRC.rglob("*.py") if private.search(path.read_text())}
     assert found == {("training", "kernels")}

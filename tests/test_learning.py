@@ -44,7 +44,7 @@ def test_a_selection_of_a_selection() -> None:
     assert outer.take(torch.tensor([0, 1]))[1].tolist() == [0, 2]
 
 
-def test_any_torch_dataset_can_be_taken_in_batches() -> None:
+def test_any_torch_dataset_is_read_in_batches() -> None:
     data = FromDataset(TensorDataset(torch.arange(6.0).view(3, 2), torch.tensor([1, 0, 1])))
     inputs, targets = data.take(torch.tensor([2, 0]))
     assert inputs.tolist() == [[4.0, 5.0], [0.0, 1.0]]
@@ -55,7 +55,7 @@ def test_any_torch_dataset_can_be_taken_in_batches() -> None:
 
 
 def test_resize_is_bilinear() -> None:
-    # doubling (0, 100): the new pixels sit at ¼ and ¾ between the old ones, and at the rims
+    # doubling (0, 100): the new pixels sit at ¼ and ¾ between the old ones, and at the edges
     image = torch.tensor([0, 100], dtype=torch.uint8).view(1, 1, 1, 2).expand(1, 1, 2, 2)
     assert resize(image, 4)[0, 0, 0].tolist() == [0, 25, 75, 100]
     assert resize(image, 2) is image
@@ -89,7 +89,7 @@ def test_alpha_sets_how_uneven_the_partition_is() -> None:
         dirichlet(labels, 50, -1.0, 0)
 
 
-def test_partitions_stay_what_they_were() -> None:
+def test_partitions_match_their_stored_hash() -> None:
     labels, digest = torch.arange(10).repeat(600), hashlib.sha256()
     for clients, alpha, seed in ((50, 0.1, 1), (7, 100.0, 2), (20_000, 0.1, 3), (50, 1e-300, 4)):
         partition = dirichlet(labels, clients, alpha, seed)
@@ -97,7 +97,7 @@ def test_partitions_stay_what_they_were() -> None:
     assert digest.hexdigest() == "afa37d7aec6ea2f69470930daa940a1d4ca95c56326980bf00e24fae5b602e7d"
 
 
-def test_millions_of_clients_take_little_memory_and_a_few_seconds() -> None:
+def test_millions_of_clients_take_a_few_seconds() -> None:
     labels, clients = torch.arange(1438) % 10, 3_000_000
     begun = time.process_time()
     for alpha, most in ((0.1, 1438), (1e-300, 10)):  # a tiny α gives each class to one client
@@ -119,7 +119,7 @@ def test_by_owner_worked_out() -> None:
     assert [partition[j].tolist() for j in range(3)] == [[1, 3], [], [0, 2]]
 
 
-def test_server_split_is_disjoint_and_leaves_something_to_measure() -> None:
+def test_server_split_is_disjoint_and_leaves_test_images() -> None:
     server, rest = drawn_split("data.server.samples", 100, 30, seed=0)
     assert (len(server), len(rest)) == (30, 70)
     assert torch.cat([server, rest]).sort().values.tolist() == list(range(100))
@@ -128,7 +128,7 @@ def test_server_split_is_disjoint_and_leaves_something_to_measure() -> None:
             drawn_split("data.server.samples", 100, samples, seed=0)
 
 
-def test_label_noise_changes_exactly_the_share_that_was_asked_for() -> None:
+def test_label_noise_changes_exactly_the_given_share() -> None:
     labels = torch.arange(10).repeat(100)
     noisy = add_label_noise(labels, 0.2, classes=10, seed=0)
     assert int((noisy != labels).sum()) == 200
@@ -184,14 +184,14 @@ def test_local_training_worked_out() -> None:
     assert start.vector.tolist() == [2.0]
 
 
-def test_the_smallest_numbers_count_as_zero_while_training() -> None:
+def test_denormal_numbers_are_zero_while_training() -> None:
     tiny, one = torch.tensor([1e-39]), torch.ones(1)
     assert (tiny * one).item() > 0
     with one_thread():
         with one_thread():
             assert (tiny * one).item() == 0
-        assert (tiny * one).item() == 0, "as it was around the inner one"
-    assert (tiny * one).item() > 0, "the caller's arithmetic is as it was"
+        assert (tiny * one).item() == 0, "the outer context is still active"
+    assert (tiny * one).item() > 0, "the caller's arithmetic is restored"
 
 
 BFLOAT16 = """
@@ -234,7 +234,7 @@ with one_thread():
 
 @pytest.fixture(scope="module")
 def in_both_precisions() -> Any:
-    # in a process of its own: the variable is read before torch's first product, and some machines need it
+    # in a separate process: torch reads the variable before its first product, and some machines need it
     done = run_process(*PYTHON, BFLOAT16, env={"PYTHONWARNINGS": "error", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"})
     if "training.precision: bfloat16 does not run" in done.err:
         skip_without_bfloat16()
@@ -257,7 +257,7 @@ def test_a_model_learns_in_bfloat16_nearly_as_in_float32(in_both_precisions: Any
     assert rounded[-1] < 0.2 * rounded[0]
 
 
-def test_training_that_diverges_names_client_and_remedy() -> None:
+def test_diverging_training_is_reported_with_client_and_remedy() -> None:
     model = OneNumber(2.0)
     data = FromDataset(TensorDataset(torch.tensor([[2.0]]), torch.tensor([[2.0]])))
     recipe = Recipe(optimizer="sgd", lr=1e30, epochs=5)
@@ -266,7 +266,7 @@ def test_training_that_diverges_names_client_and_remedy() -> None:
         train_client(model, layout, layout.read(model), data, recipe, Job(8, 0, 0), seed=0, loss=squared)
 
 
-def test_batchnorm_leaves_out_a_last_batch_of_one() -> None:
+def test_batchnorm_skips_a_last_batch_of_one() -> None:
     model = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     data = FromDataset(TensorDataset(torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 0])))
     assert train(model, data, Recipe(batch_size=4, epochs=1), seed=0) is not None
@@ -287,10 +287,10 @@ def test_the_proximal_term_pulls_towards_the_start(mu: float, end: list[float]) 
     recipe = Recipe(optimizer="sgd", lr=0.1, epochs=2, proximal=mu)
     value = train(model, data, recipe, 0, lambda outputs, targets: ((outputs - targets) ** 2 / 2).mean())
     assert torch.allclose(model.weight, torch.tensor([end]))
-    assert value == pytest.approx(0.125), "the term is not part of the loss that is reported"
+    assert value == pytest.approx(0.125), "the reported loss does not include the term"
 
 
-def test_evaluate_counts_right_answers() -> None:
+def test_evaluate_counts_correct_answers() -> None:
     # identity model: the larger input wins; 3 of 4 labels agree
     data = FromDataset(
         TensorDataset(torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1, 0, 1]))
@@ -304,14 +304,14 @@ def test_evaluate_counts_right_answers() -> None:
 
 
 @pytest.mark.slow
-def test_center_lands_where_the_calibration_says() -> None:
+def test_center_reaches_the_calibrated_accuracy() -> None:
     """The paper's Center row for Fashion-MNIST is 82.6 ± 0.9; this CNN was calibrated to 81.8 on 1000 images."""
     images = datasets.load("fashion-mnist", quiet=True)
     server, rest = drawn_split("data.server.samples", len(images.test_labels), 1000, seed=0)
     held_out = Images(resize(images.test_images, 32), images.test_labels, 3)
     torch.manual_seed(0)
     model = CNN(10)
-    with one_thread():  # as runs do; two threads would wait for each other on a machine that does something else too
+    with one_thread():  # as runs do; on a busy machine, two threads would wait for each other
         train(model, Selection(held_out, server), Recipe(lr=1e-3, epochs=30, batch_size=32), seed=0)
         accuracy = evaluate(model, Selection(held_out, rest)).accuracy
     assert 0.805 < accuracy < 0.845

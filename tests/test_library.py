@@ -1,4 +1,4 @@
-"""Mistakes in calls of `simulate` and `by_dirichlet` are named in one line."""
+"""Mistakes in calls of `simulate` and `by_dirichlet` are reported in one line."""
 
 from typing import Any
 
@@ -40,38 +40,38 @@ MODELS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_cannot_be_trained_is_named(kind: str) -> None:
-    make, told = MODELS[kind]
-    assert told in refused(make())
+def test_a_model_that_cannot_be_trained_is_reported(kind: str) -> None:
+    make, expected = MODELS[kind]
+    assert expected in refused(make())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_scripted_model_is_named() -> None:
+def test_a_scripted_model_is_reported() -> None:
     assert "compiled by torch.jit" in refused(torch.jit.script(Net()))
 
 
 @pytest.mark.parametrize("count", [1, 0, -3, 2.5, "3", True])
-def test_another_task_has_two_classes_or_more(count: Any) -> None:
+def test_the_server_needs_two_classes_or_more(count: Any) -> None:
     assert f"server_classes must be a whole number from 2 up, got {count!r}" in refused(Net(), server_classes=count)
 
 
-def test_missing_server_data_is_named_as_an_argument() -> None:
+def test_missing_server_data_is_reported_with_the_argument() -> None:
     assert "pass server= to simulate" in refused(Net(), server=None)
     assert "(in Python: server_classes=)" in refused(Net(), server_classes=3, method="hfcl")
 
 
 @pytest.mark.parametrize(
-    ("labels", "told"),
+    ("labels", "expected"),
     [
         (["cat", "dog"] * 5, "expected a number for each label, got 'cat'"),
         ([None] * 10, "expected a number for each label, got None"),
         ([[0, 1]] * 10, "expected a number for each label, got [0, 1]"),
     ],
 )
-def test_labels_that_are_no_numbers_are_named(labels: Any, told: str) -> None:
+def test_labels_that_are_not_numbers_are_reported(labels: Any, expected: str) -> None:
     with pytest.raises(FeddleError) as caught:
         feddle.by_dirichlet(cloud(10, 0), labels, 2)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def with_nan(count: int, seed: int) -> TensorDataset:
@@ -81,15 +81,15 @@ def with_nan(count: int, seed: int) -> TensorDataset:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_inputs_that_are_not_finite_are_named(workers: int) -> None:
+def test_inputs_that_are_not_finite_are_reported(workers: int) -> None:
     clients = [cloud(10, 0), with_nan(10, 1), cloud(10, 2), cloud(10, 3)]
     assert "the data of client 1 has values that are not finite" in refused(Net(), clients, workers=workers)
     assert "lower training.lr (now 1e+30)" in refused(Net(), training={"lr": 1e30}, workers=workers)
 
 
-@pytest.mark.parametrize(("name", "told"), [("server", "the server's data has"), ("test", "the test data has")])
-def test_server_and_test_data_that_is_not_finite_is_named(name: str, told: str) -> None:
-    assert f"{told} values that are not finite" in refused(Net(), **{name: with_nan(20, 9)})
+@pytest.mark.parametrize(("name", "expected"), [("server", "the server's data has"), ("test", "the test data has")])
+def test_server_and_test_data_that_is_not_finite_is_reported(name: str, expected: str) -> None:
+    assert f"{expected} values that are not finite" in refused(Net(), **{name: with_nan(20, 9)})
 
 
 SHAPES: list[tuple[int, tuple[int, ...]]] = [(1, (10,)), (3, (10, 1))]
@@ -103,22 +103,22 @@ def numbers(*shape: int) -> list[TensorDataset]:
 @pytest.mark.parametrize(
     ("outputs", "shape"), [(1, (10, 1)), (1, (10,)), (3, (10,))], ids=["a column", "a row", "of classes"]
 )
-def test_numbers_are_no_classes(outputs: int, shape: tuple[int, ...]) -> None:
-    told = "simulate: clients[0]: the targets are floating-point numbers; pass loss=F.mse_loss (or loss=F.binary_"
-    assert refused(nn.Linear(2, outputs), numbers(*shape), server=None, method="fedbuff").startswith(told)
+def test_floating_point_targets_are_not_classes(outputs: int, shape: tuple[int, ...]) -> None:
+    expected = "simulate: clients[0]: the targets are floating-point numbers; pass loss=F.mse_loss (or loss=F.binary_"
+    assert refused(nn.Linear(2, outputs), numbers(*shape), server=None, method="fedbuff").startswith(expected)
 
 
 @pytest.mark.parametrize(
     ("loss", "outputs", "shape"),
     [
         *((loss, *each) for each in SHAPES for loss in (F.mse_loss, nn.SmoothL1Loss(), lambda o, t: F.l1_loss(o, t))),
-        (lambda o, t: (o - t).square().mean(), 1, (10,)),  # by hand: torch does not warn
+        (lambda o, t: (o - t).square().mean(), 1, (10,)),  # without torch's functions: torch does not warn
         (lambda o, t: (o - t).abs().sum(), 1, (10,)),
     ],
 )
 def test_a_loss_that_would_broadcast_is_refused(loss: Any, outputs: int, shape: tuple[int, ...]) -> None:
-    told = refused(nn.Linear(2, outputs), numbers(*shape), server=None, method="fedbuff", loss=loss)
-    assert told == (
+    message = refused(nn.Linear(2, outputs), numbers(*shape), server=None, method="fedbuff", loss=loss)
+    assert message == (
         f"simulate: clients[0]: the loss needs equal shapes, but got targets {(2, *shape[1:])} and outputs "
         f"{(2, outputs)} of two examples; reshape the targets"
     )
@@ -143,13 +143,13 @@ def test_floating_point_targets_that_fit_are_trained(outputs: int, shape: tuple[
     assert len(run.history) == 1
 
 
-def test_the_names_of_the_classes_are_as_many_as_the_outputs() -> None:
-    told = refused(Net(), classes=["cat", "dog", "cow", "hen", "owl"])
-    assert "simulate: classes has 5 names, but the model has 2 outputs; name each" in told
+def test_classes_must_name_every_output() -> None:
+    message = refused(Net(), classes=["cat", "dog", "cow", "hen", "owl"])
+    assert "simulate: classes has 5 names, but the model has 2 outputs; name each" in message
 
 
 class Yields(Dataset[Any]):
-    """A data set that yields the same thing for every index."""
+    """A data set that yields the same item for every index."""
 
     def __init__(self, row: Any) -> None:
         self.row = row
@@ -176,7 +176,7 @@ class Yields(Dataset[Any]):
         (None, "NoneType"),
     ],
 )
-def test_data_without_pairs_is_named(place: str, row: Any, found: str) -> None:
+def test_data_without_pairs_is_reported(place: str, row: Any, found: str) -> None:
     data: Any = [Yields(row)] * 4 if place == "clients" else Yields(row)
-    told = refused(Net(), **{place: data})
-    assert f"expected (input, target) pairs of tensors or numbers, but the data set yields {found}; wrap it" in told
+    message = refused(Net(), **{place: data})
+    assert f"expected (input, target) pairs of tensors or numbers, but the data set yields {found}; wrap it" in message

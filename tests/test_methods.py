@@ -1,4 +1,4 @@
-"""The methods beside FedAvg, FedBuff and Feddle, worked out on three-number models."""
+"""The methods other than FedAvg, FedBuff and Feddle, worked out by hand on models of three numbers."""
 
 import errno
 import json
@@ -47,7 +47,7 @@ def test_fedasync_mixes_the_clients_whole_model() -> None:
     assert close(Played(FedAsync(FedAsyncOptions(alpha=0.8, exponent=0.5))).merge(MODEL, [late]).vector, 2.2, 1.2, 2.2)
 
 
-def test_fedasync_mixes_one_after_the_other_and_its_weight_does_not_compound() -> None:
+def test_fedasync_mixes_updates_one_by_one_and_its_weight_does_not_compound() -> None:
     # twice ½ of (4,4,4) from 0: (2,2,2), then (3,3,3); a round later ½ again: (3.5, 3.5, 3.5)
     strategy, client = Played(FedAsync(FedAsyncOptions(alpha=0.5, exponent=0.0))), arrival(4.0, 4.0, 4.0)
     once = strategy.merge(weights(0.0, 0.0, 0.0), [client, client])
@@ -64,18 +64,18 @@ def ca2fl(clients: int = 4, buffer_size: int = 2, lr: float = 1.0) -> Played:
 
 def test_ca2fl_calibrates_by_the_clients_last_updates() -> None:
     strategy = ca2fl()
-    # nobody has reported: h = 0 and the step is the mean, ½((4,0,0) + (0,2,0)) = (2,1,0)
+    # no client has reported yet: h = 0 and the step is the mean, ½((4,0,0) + (0,2,0)) = (2,1,0)
     first = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0), arrival(0.0, 2.0, 0.0, client=1)])
     assert close(first.vector, 3.0, 3.0, 3.0)
     # now h₀ = (4,0,0), h₁ = (0,2,0) and h̄ = ¼(4,2,0) = (1,½,0), over all four clients, not the two that were seen.
     # ½((6,0,0) − h₀ + (0,0,8) − 0) = (1,0,4), so the step is (2,½,4); with h̄ taken after the cache was updated, or
-    # over the clients seen so far, it would be another
+    # over the clients seen so far, the step would differ
     second = strategy.merge(first, [arrival(6.0, 0.0, 0.0, client=0), arrival(0.0, 0.0, 8.0, client=2)])
     assert close(second.vector, 5.0, 3.5, 7.0)
     assert close(strategy.state.cache.mean(), 1.5, 0.5, 2.0)  # ¼((6,0,0) + (0,2,0) + (0,0,8))
 
 
-def test_ca2fl_takes_a_client_twice_in_the_buffer_against_its_old_update() -> None:
+def test_ca2fl_calibrates_both_updates_of_a_client_by_its_old_one() -> None:
     strategy = ca2fl(clients=2)
     model = strategy.merge(MODEL, [arrival(2.0, 0.0, 0.0, client=0), arrival(0.0, 2.0, 0.0, client=1)])
     # h₀ = (2,0,0), h̄ = (1,1,0): ½((4,0,0) − h₀ + (6,0,0) − h₀) = (3,0,0), so the step is (4,1,0)
@@ -84,7 +84,7 @@ def test_ca2fl_takes_a_client_twice_in_the_buffer_against_its_old_update() -> No
     assert close(strategy.state.cache[0], 6.0, 0.0, 0.0), "the later one is kept"
 
 
-def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_large_cache_uses_a_file_that_leaves_nothing_behind(tmp_path: Path) -> None:
     held, mapped = ClientCache(5, 3), ClientCache(5, 3, limit=59, folder=tmp_path / "run")
     assert not isinstance(held._keep, _FileRows)
     assert isinstance(mapped._keep, _FileRows)
@@ -102,18 +102,16 @@ def test_the_cache_goes_to_a_file_that_leaves_nothing_behind(tmp_path: Path) -> 
     assert torch.equal(restored.mean(), mapped.mean())
     for value in range(20):
         mapped.put(3, torch.full((3,), float(value)))
-    assert mapped._keep._used == 3, "a row that nobody holds is used again"
+    assert mapped._keep._used == 3, "a free row is reused"
     saved = mapped.state_dict()
     mapped.put(3, torch.full((3,), 50.0))
-    assert close(saved["last.3"], 19.0, 19.0, 19.0), "one that a saved state holds is not"
+    assert close(saved["last.3"], 19.0, 19.0, 19.0), "a row of a saved state is not reused"
     assert close(mapped[3], 50.0, 50.0, 50.0)
     with pytest.raises(FeddleError, match=r"last updates of 1000 clients \(0\.012 MB\) exceed the cache limit"):
         ClientCache(1000, 3, limit=10)
 
 
-def test_the_cache_says_when_there_is_no_room_and_who_is_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cache_reports_a_full_disk_and_a_surplus_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ClientCache(2, 3, limit=0, folder=tmp_path)
     for client in (7, 8):
         cache.put(client, torch.ones(3))
@@ -127,11 +125,11 @@ def test_the_cache_says_when_there_is_no_room_and_who_is_too_many(
     with pytest.raises(FeddleError, match=r"no space left for the last updates of 2 clients .* No space left"):
         cache.put(7, torch.zeros(3))
     assert close(cache[7], 1.0, 1.0, 1.0)
-    assert close(cache.mean(), 1.0, 1.0, 1.0), "what could not be kept does not count"
+    assert close(cache.mean(), 1.0, 1.0, 1.0), "an update that was not stored does not count"
 
 
-def test_a_restored_buffer_has_not_forgotten_its_largest_staleness() -> None:
-    # staleness 4 of the first passes the threshold of 1, so the step is a quarter; the second alone would pass nothing
+def test_a_restored_buffer_keeps_its_largest_staleness() -> None:
+    # the first has staleness 4, above the threshold of 1, so the step is a quarter; the second alone is below it
     whole, first, second = fadas(1), fadas(1), fadas(1)
     late, fresh = arrival(4.0, 2.0, 1.0, staleness=4), arrival(4.0, 2.0, 1.0)
     first.merge(MODEL, [late])
@@ -141,8 +139,8 @@ def test_a_restored_buffer_has_not_forgotten_its_largest_staleness() -> None:
     assert not torch.equal(stepped, fadas(1).merge(MODEL, [fresh, fresh]).vector)
 
 
-def test_what_a_strategy_keeps_is_its_own() -> None:
-    # a caller may use the memory of an update again: what was collected must not change with it
+def test_a_strategy_copies_what_it_keeps() -> None:
+    # a caller may reuse the memory of an update: the state of the strategy must not change with it
     for strategy in (ca2fl(), fadas()):
         one = arrival(4.0, 2.0, 1.0)
         strategy.merge(MODEL, [one])
@@ -196,9 +194,11 @@ def test_the_median_of_each_coordinate() -> None:
     )  # + 2·(3, 2, −½)
 
 
-def test_a_wild_update_does_not_move_the_median() -> None:
-    calm = [arrival(1.0, 1.0, 1.0), arrival(1.1, 1.0, 0.9)]
-    merged = Played(CoordinateMedian(MedianOptions())).merge(weights(0.0, 0.0, 0.0), [*calm, arrival(-1e6, 1e6, 1e6)])
+def test_an_outlier_does_not_move_the_median() -> None:
+    close_together = [arrival(1.0, 1.0, 1.0), arrival(1.1, 1.0, 0.9)]
+    merged = Played(CoordinateMedian(MedianOptions())).merge(
+        weights(0.0, 0.0, 0.0), [*close_together, arrival(-1e6, 1e6, 1e6)]
+    )
     assert float(merged.vector.abs().max()) <= 1.1
 
 
@@ -232,7 +232,7 @@ def test_convex_merging_finds_the_best_point_of_the_hull() -> None:
     origin = weights(0.0, 0.0, 0.0)
     strategy = Played(ConvexMerging(ConvexOptions(epochs=400, batch_size=4), Quadratic(1.0, 2.0, 0.0), 0))
     assert torch.allclose(strategy.merge(origin, reported).vector, torch.tensor([1.0, 2.0, 0.0]), atol=1e-2)
-    # (−1, 9, 0) is outside: no negative coefficient, and at the most the whole of a vertex
+    # (−1, 9, 0) is outside: no coefficient is negative, and their sum is at most 1
     outside = Played(ConvexMerging(ConvexOptions(epochs=400, batch_size=4), Quadratic(-1.0, 9.0, 0.0), 0))
     assert torch.allclose(outside.merge(origin, reported).vector, torch.tensor([0.0, 4.0, 0.0]), atol=1e-2)
     assert outside.notes["coefficients"] == pytest.approx([0.0, 1.0], abs=1e-3)
@@ -252,7 +252,7 @@ def test_fed_ft_merges_and_then_fine_tunes() -> None:
     assert close(strategy.merge(merged, []).vector, 1.04, 7.0, 3.0)
 
 
-def test_hfcl_averages_the_server_in_as_one_more_client() -> None:
+def test_hfcl_counts_the_server_as_one_more_client() -> None:
     # from w₁ = 2 the server's own update is −0.8 with one example; the client's is +0.4 with three, the late one is
     # discarded: ¼·(−0.8) + ¾·0.4 = 0.1
     strategy = Played(HFCL(HfclOptions(), bench(), numbers(), SGD))
@@ -283,7 +283,7 @@ def test_feddf_at_a_temperature_worked_out() -> None:
     assert torch.allclose(student.weights.vector, torch.tensor([-1 / 30, 1 / 6, -2 / 15]), atol=1e-3)
 
 
-def test_center_keeps_its_optimiser_through_a_stop() -> None:
+def test_center_keeps_its_optimiser_after_a_restart() -> None:
     def center() -> Played:
         return Played(Center(bench(), numbers(), Recipe(lr=0.1, epochs=8), rounds=8, seed=0))
 
@@ -301,14 +301,14 @@ def test_center_keeps_its_optimiser_through_a_stop() -> None:
     fresh = start
     for number in range(8):
         fresh = center().strategy.merge(fresh, [], number + 1).weights
-    assert not torch.equal(fresh.vector, model.vector), "one optimiser, not one a round"
+    assert not torch.equal(fresh.vector, model.vector), "one optimiser for all rounds, not one per round"
 
 
 # --- FedDF
 
 
-def feddf(recipe: Recipe, **how: Any) -> Played:
-    return Played(FedDF(FedDFOptions(late="add_deltas", **how), bench(Scaled()), numbers(), recipe))
+def feddf(recipe: Recipe, **options: Any) -> Played:
+    return Played(FedDF(FedDFOptions(late="add_deltas", **options), bench(Scaled()), numbers(), recipe))
 
 
 def test_feddf_teachers() -> None:
@@ -325,11 +325,11 @@ def test_feddf_teachers() -> None:
     assert torch.allclose(warm, torch.tensor([[0.25, 0.75, 0.0]]), atol=1e-3)
 
 
-def test_feddf_distils_what_the_teachers_know_together() -> None:
+def test_feddf_distils_the_mean_of_the_teachers() -> None:
     teachers = [arrival(1.0, 0.0, 0.0, examples=9), arrival(0.0, 1.0, 0.0, examples=1)]
     strategy = feddf(Recipe(optimizer="sgd", lr=0.5, epochs=200))
     merged = strategy.merge(weights(0.0, 0.0, 0.0), teachers)
-    # both teachers count the same, whatever the average by examples says: the student's first two logits agree
+    # the average is weighted by examples, but both teachers have the same weight: the student's first two logits agree
     assert merged.vector[0].item() == pytest.approx(merged.vector[1].item(), abs=1e-3)
     assert strategy.notes["distillation_loss"] < 1e-4
     assert strategy.notes["distillation_epochs"] == 200
@@ -341,7 +341,7 @@ def test_feddf_stops_early_when_the_loss_no_longer_falls() -> None:
     assert strategy.notes["distillation_epochs"] < 5000
 
 
-# --- anchors that are more than raw updates
+# --- calibrated anchors
 
 
 def with_anchors(kind: CalibratedAnchors) -> Played:
@@ -359,10 +359,10 @@ def test_calibrated_anchors() -> None:
     assert close(strategy.atlas.active().combine(torch.zeros(3), second), 2.0, 2.0, 0.0)
 
 
-def test_calibrated_anchors_of_one_merge_are_calibrated_alike() -> None:
+def test_all_anchors_of_a_merge_are_calibrated_by_the_old_updates() -> None:
     kind = CalibratedAnchors(ClientCache(2, 3))
     kind([arrival(2.0, 0.0, 0.0, client=0), arrival(0.0, 2.0, 0.0, client=1)])
-    # h₀ = (2,0,0), h̄ = (1,1,0): both updates of client 0 are taken against the old ones, (1,1,0) + (4,0,0) − (2,0,0)
+    # h₀ = (2,0,0), h̄ = (1,1,0): both updates of client 0 are calibrated by the old ones, (1,1,0) + (4,0,0) − (2,0,0)
     # and (1,1,0) + (6,0,0) − (2,0,0); their mean (4,1,0) is CA2FL's step
     first, second = kind([arrival(4.0, 0.0, 0.0, number=1), arrival(6.0, 0.0, 0.0, number=2)])
     assert close(first, 3.0, 1.0, 0.0)
@@ -370,7 +370,7 @@ def test_calibrated_anchors_of_one_merge_are_calibrated_alike() -> None:
     assert close(kind.state[0], 6.0, 0.0, 0.0)
 
 
-def test_a_zero_update_is_no_anchor_even_when_it_would_be_calibrated() -> None:
+def test_a_zero_update_does_not_become_a_calibrated_anchor() -> None:
     strategy = with_anchors(CalibratedAnchors(ClientCache(4, 3)))
     model = strategy.merge(MODEL, [arrival(4.0, 0.0, 0.0, client=0)])
     assert torch.equal(strategy.merge(model, [arrival(0.0, 0.0, 0.0, client=0)]).vector, model.vector)

@@ -1,4 +1,4 @@
-"""Metrics of classes, labels and numbers, by client and by class, and how runs are compared by them."""
+"""Metrics of classes, labels and numbers, per client and per class, and the comparison of runs by these metrics."""
 
 import json
 import math
@@ -44,7 +44,7 @@ F1, MAE, LOSS = MAIN[1:]
 
 
 def test_three_classes_by_hand() -> None:
-    # True 0 0 0 1 1, taken for 0 0 1 1 0: 3 of 5; class 0 two of three, class 1 one of two, class 2 never occurs
+    # True 0 0 0 1 1, predicted 0 0 1 1 0: 3 of 5; class 0 two of three, class 1 one of two, class 2 never occurs
     outputs, targets = torch.eye(3)[[0, 0, 1, 1, 0]], torch.tensor([0, 0, 0, 1, 1])
     found = measured("classes", outputs, targets)
     assert found == {"accuracy": 0.6, "balanced_accuracy": pytest.approx((2 / 3 + 1 / 2) / 2)}
@@ -79,7 +79,7 @@ def test_labels_by_hand() -> None:
 
 @given(st.integers(0, 10**6), st.integers(2, 5))
 @settings(max_examples=30, deadline=None)
-def test_the_metrics_are_those_of_scikit_learn(seed: int, classes: int) -> None:
+def test_the_metrics_equal_those_of_scikit_learn(seed: int, classes: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     outputs = torch.randint(-3, 4, (30, classes), generator=generator) / 2  # ties are likely
     targets = torch.cat([torch.arange(classes), torch.randint(classes, (30 - classes,), generator=generator)])
@@ -111,7 +111,7 @@ CASES: dict[str, tuple[Tensor, Tensor, object, str]] = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_targets_and_loss_show_the_task(kind: str) -> None:
+def test_targets_and_loss_determine_the_task(kind: str) -> None:
     outputs, targets, loss, task = CASES[kind]
     assert task_of(outputs, targets, loss) == task
 
@@ -194,7 +194,8 @@ def test_the_owners_of_test_images_follow_the_clients_that_are_drawn(seed: int) 
     assert [drawn.client_names[i] for i in drawn.train.owners] == ["abcde"[i] for i in drawn.train.labels]
     owners = zip(drawn.test.owners.tolist(), drawn.test.labels.tolist(), strict=True)
     assert all(
-        owner == NOBODY if was in (3, NOBODY) else drawn.client_names[owner] == "abcde"[was] for owner, was in owners
+        owner == NOBODY if label in (3, NOBODY) else drawn.client_names[owner] == "abcde"[label]
+        for owner, label in owners
     )
     assert len(drawn.test) == 5, "three of drawn clients, and the two that belong to no client"
 
@@ -233,7 +234,7 @@ def test_local_trains_each_client_alone() -> None:
     assert other.result["clients"]["scores"] == clients["scores"], "the number of rounds only divides the work"
 
 
-def test_local_and_the_others_measure_the_same_clients(tmp_path: Path) -> None:
+def test_local_and_other_methods_measure_the_same_clients(tmp_path: Path) -> None:
     from feddle.run.folder import run_config
 
     few = {"evaluation": {"every": 2, "clients": 6}}
@@ -250,7 +251,7 @@ def bias(outputs: Tensor, targets: Tensor) -> float:
     return (outputs.argmax(1) - targets).double().mean().item()
 
 
-def test_further_metrics_are_in_the_history_and_in_the_result() -> None:
+def test_additional_metrics_are_in_the_history_and_in_the_result() -> None:
     run = simulated_run((SUM > 0).long(), metrics=["matthews_corrcoef", bias])
     found = run.history[-1]["metrics"]
     assert list(found) == ["matthews_corrcoef", "bias"]
@@ -310,7 +311,7 @@ def test_a_run_that_ends_between_evaluations_measures_its_last_model(averaging: 
     assert sum(row[i] for i, row in enumerate(run.result["classes"]["confusion"])) == right.sum()
 
 
-def test_a_run_in_words_has_its_main_metric() -> None:
+def test_the_text_and_plot_of_a_run_show_its_main_metric() -> None:
     run = simulated_run(SUM[:, None], 1, loss=F.mse_loss)
     error = f"{run.result['mae']:.3g}"
     assert f"rounds 4, mean absolute error {error}, last mean absolute error " in repr(run)
@@ -327,7 +328,7 @@ def not_finite(outputs: Tensor, targets: Tensor) -> float:  # noqa: ARG001
     return math.nan
 
 
-def test_a_wrong_metric_is_one_line() -> None:
+def test_a_wrong_metric_is_reported() -> None:
     score = Score(1.0, "classes", torch.eye(3), torch.arange(3))
     with pytest.raises(FeddleError, match=r"unknown metric 'f1_makro'; did you mean 'f1_macro'\?"):
         scorers(["f1_makro"])
@@ -342,12 +343,12 @@ def test_a_wrong_metric_is_one_line() -> None:
     assert apply(scorers([not_finite]), score) == {"not_finite": None}
 
 
-def test_local_without_test_data_is_one_line() -> None:
+def test_local_without_test_data_is_reported() -> None:
     with pytest.raises(FeddleError, match="local needs simulated clients and test data"):
         feddle.simulate(nn.Linear(3, 2), [TensorDataset(POINTS, (SUM > 0).long())], per_round=1, method="local")
 
 
-def written(folder: Path, method: str, lines: list[dict[str, Any]], **result: Any) -> Path:
+def write_run(folder: Path, method: str, lines: list[dict[str, Any]], **result: Any) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, "method": {"name": method}}))
     (folder / "history.jsonl").write_text("".join(json.dumps({"round": n, **e}) + "\n" for n, e in enumerate(lines, 1)))
@@ -355,9 +356,9 @@ def written(folder: Path, method: str, lines: list[dict[str, Any]], **result: An
     return folder
 
 
-def test_a_report_on_regression_says_nothing_of_accuracy(tmp_path: Path) -> None:
+def test_a_report_on_regression_does_not_mention_accuracy(tmp_path: Path) -> None:
     for name, errors in (("worse", [4.0, 3.5]), ("better", [3.0, 2.25])):
-        written(tmp_path / name, name, [{"mae": error, "test_loss": error**2} for error in errors])
+        write_run(tmp_path / name, name, [{"mae": error, "test_loss": error**2} for error in errors])
     grid = grid_of_runs([tmp_path / "worse", tmp_path / "better"])
     assert list(grid.panels[0].rows) == ["better", "worse"]
     text = page([grid])
@@ -371,9 +372,9 @@ def test_a_report_on_regression_says_nothing_of_accuracy(tmp_path: Path) -> None
     assert "%" not in shown.get()
 
 
-def test_a_reason_is_said_once_for_all_methods(tmp_path: Path) -> None:
+def test_a_reason_is_given_once_for_all_methods(tmp_path: Path) -> None:
     for name, score in (("a", 0.9), ("b", 0.8), ("c", 0.7)):
-        written(tmp_path / name, name, [{"f1": score}])
+        write_run(tmp_path / name, name, [{"f1": score}])
     because = "no lead is named, because one seed cannot show a difference of F1"
     grid = grid_of_runs([tmp_path / name for name in "abc"])
     assert lead(grid) == [f"a reaches an F1 of 90.0%. b (80.0%) and c (70.0%): {because}."]
@@ -399,44 +400,44 @@ def test_the_effective_number_of_examples_by_hand() -> None:
 
 
 def test_more_comparisons_widen_the_interval() -> None:
-    # z = 1.96 of one comparison, 2.39 of three, since each tail has 0.025 / 3
+    # z = 1.96 for one comparison, 2.39 for three, since each tail has 0.025 / 3
     one, three = (binomial_interval(50, 10**6, count) for count in (1, 3))
     assert (three[1] - 50) / (one[1] - 50) == pytest.approx(2.394 / 1.96, abs=1e-3)
 
 
-def test_the_page_says_for_whom_joining_is_better(tmp_path: Path) -> None:
+def test_the_page_shows_which_clients_benefit_from_joining(tmp_path: Path) -> None:
     # Every client has half of each class, with 50 test examples each: 100 effective ones. Three comparisons widen the
     # intervals to about ±11 at 0.7 and ±6 at 0.95: north's 0.95 and 0.7 do not overlap.
     joined, alone = {"north": 0.95, "south": 0.6, "east": 0.82}, {"north": 0.7, "south": 0.88, "east": 0.8}
     line = [{"accuracy": 0.8, "test_loss": 1.0}]
     data, classes = {"shown": [0, 1, 2], "counts": [[25, 25]] * 3}, {"confusion": [[40, 10], [10, 40]]}
-    written(tmp_path / "feddle", "feddle", line, clients=clients("classes", **joined), classes=classes)
-    written(tmp_path / "local", "local", line, clients=clients("classes", **alone))
+    write_run(tmp_path / "feddle", "feddle", line, clients=clients("classes", **joined), classes=classes)
+    write_run(tmp_path / "local", "local", line, clients=clients("classes", **alone))
     folders = [tmp_path / "feddle", tmp_path / "local"]
     assert "unknown number of test examples for north, south and east" in joining(grid_of_runs(folders))[0]
     for folder in folders:
         (folder / "data.json").write_text(json.dumps(data))
     grid = grid_of_runs(folders)
-    (told,) = joining(grid)
-    assert told == (
+    (sentence,) = joining(grid)
+    assert sentence == (
         "feddle compared with training alone: clearly better for north; clearly worse for south; no clear difference "
         "for 1 of 3 clients. Accuracy, mean over clients: 79.0% in the federation, 79.3% alone."
     )
-    assert told in page([grid])
+    assert sentence in page([grid])
     assert "if the 95 % intervals of the two models do not overlap" in page([grid])
 
 
-def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
+def test_the_exact_test_shows_which_clients_benefit_from_joining(tmp_path: Path) -> None:
     # Of three comparisons, each must have p < 0.05 / 3 = 0.0167. Of its own examples, north gains seven and loses none
     # (p = 2 · 0.5⁷ = 0.0156), south gains six (0.031), and east gains six and loses two (2 · (1 + 8 + 28) / 2⁸ = 0.29).
     bits = {"north": (0b1111111, 0), "south": (0b111111, 0), "east": (0b11111100, 0b11)}
     for method, side in (("feddle", 0), ("local", 1)):
         found = clients("test", **{name: each[side].bit_count() / 100 for name, each in bits.items()})
         found["correct"] = [f"{each[side]:x}" for each in bits.values()]
-        written(tmp_path / method, method, [{"accuracy": 0.8, "test_loss": 1.0}], clients=found)
+        write_run(tmp_path / method, method, [{"accuracy": 0.8, "test_loss": 1.0}], clients=found)
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
-    (told,) = joining(grid)
-    assert "alone: clearly better for north; no clear difference for 2 of 3 clients." in told
+    (sentence,) = joining(grid)
+    assert "alone: clearly better for north; no clear difference for 2 of 3 clients." in sentence
     assert headline(grid) == (
         "feddle compared with training alone: better for 1 of 3 clients, no clear difference for 2"
     )
@@ -447,16 +448,16 @@ def test_the_exact_test_says_for_whom_joining_is_better(tmp_path: Path) -> None:
 
 
 def with_tests(folder: Path, method: str, right: dict[str, tuple[int, int]], seed: int = 0, **more: Any) -> Path:
-    """A run whose clients have some of their own test examples right, from the first one on."""
+    """A run whose clients are right on the first of their test examples: `right` gives (correct, all) by name."""
     found = clients("test", **{name: count / tests for name, (count, tests) in right.items()})
     found |= {"tested": [tests for _, tests in right.values()], **more}
     found["correct"] = [f"{(1 << count) - 1:x}" for count, _ in right.values()]
-    written(folder, method, [{"accuracy": 0.8, "test_loss": 1.0}], clients=found)
+    write_run(folder, method, [{"accuracy": 0.8, "test_loss": 1.0}], clients=found)
     (folder / "config.yaml").write_text(yaml.safe_dump({"seed": seed, "method": {"name": method}}))
     return folder
 
 
-def test_too_few_examples_are_no_verdict(tmp_path: Path) -> None:
+def test_too_few_examples_give_no_verdict(tmp_path: Path) -> None:
     # Two comparisons need p < 0.025. Of five examples, the smallest p is 2 · 0.5⁵ = 0.0625, of seven 2 · 0.5⁷ = 0.016.
     runs = {"feddle": {"north": (5, 5), "south": (4, 7)}, "local": {"north": (0, 5), "south": (4, 7)}}
     grid = grid_of_runs([with_tests(tmp_path / method, method, right) for method, right in runs.items()])
@@ -491,7 +492,7 @@ def test_the_verdict_of_a_client_uses_all_seeds(tmp_path: Path, right: list[int]
         ([6, -36, -36], "not clear, the seeds differ"),
     ],
 )
-def test_seeds_that_each_show_the_harm_are_a_verdict(tmp_path: Path, changes: list[int], short: str) -> None:
+def test_seeds_that_each_show_the_harm_give_a_verdict(tmp_path: Path, changes: list[int], short: str) -> None:
     folders = []
     for seed, change in enumerate(changes):
         for method, count in (("feddle", 50 + change), ("local", 50)):
@@ -501,7 +502,7 @@ def test_seeds_that_each_show_the_harm_are_a_verdict(tmp_path: Path, changes: li
 
 
 def test_a_run_that_is_too_short_has_no_verdict_for_any_client(tmp_path: Path) -> None:
-    for method, right in (("feddle", 10), ("local", 80)):  # 70 losses, which 20 rounds or more would call worse
+    for method, right in (("feddle", 10), ("local", 80)):  # 70 losses: the verdict would be worse after 20 rounds
         folder = with_tests(tmp_path / method, method, {"north": (right, 80)})
         (folder / "config.yaml").write_text(yaml.safe_dump({"seed": 0, "rounds": 19, "method": {"name": method}}))
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
@@ -540,29 +541,29 @@ def test_local_never_leads_and_its_number_has_a_caveat(tmp_path: Path) -> None:
         with_tests(tmp_path / method, method, {"north": right, "south": right}, 0, **whole)
     grid = grid_of_runs([tmp_path / method for method in runs])
     assert list(grid.panels[0].rows)[-1] == "local"
-    said = headline(grid)
-    assert "leads" not in said
-    assert "compared with training alone: worse for 2 of 2 clients" in said
-    (told,) = caveats(grid)
-    assert "rarely or never has to distinguish the client’s classes from those of other clients." in told
-    assert "on all test data: the clients’ own models 33.3% on average, fedavg 80.0% and feddle 80.0%." in told
+    title = headline(grid)
+    assert "leads" not in title
+    assert "compared with training alone: worse for 2 of 2 clients" in title
+    (caveat,) = caveats(grid)
+    assert "rarely or never has to distinguish the client’s classes from those of other clients." in caveat
+    assert "on all test data: the clients’ own models 33.3% on average, fedavg 80.0% and feddle 80.0%." in caveat
     text = page([grid])
-    assert text.index(told) < text.index("Results</h2>"), "near the headline"
+    assert text.index(caveat) < text.index("Results</h2>"), "near the headline"
     assert '<th scope="row"><strong>' not in text
     assert "the clients’ own models; on all test data 33.3%" in text
     shown = run_feddle("report", *(tmp_path / method for method in runs), "--out", tmp_path / "page.html")
-    assert told in shown.out
+    assert caveat in shown.out
 
 
-def test_labels_at_the_server_stand_near_the_comparison_with_local(tmp_path: Path) -> None:
+def test_the_comparison_with_local_mentions_labels_at_the_server(tmp_path: Path) -> None:
     for method in ("fedavg", "feddle", "hfcl", "local"):
         folder = with_tests(tmp_path / method, method, {"north": (60, 80)})
         (folder / "data.json").write_text(json.dumps({"guidance": 1200, "guidance_from_test": True}))
     grid = grid_of_runs([tmp_path / name for name in ("fedavg", "feddle", "local")])
-    told = "feddle also uses 1,200 labelled examples at the server, which were taken from the held-out data;"
-    assert caveats(grid)[-1] == f"{told} local does not."
-    assert f"{told} local does not." in page([grid])
-    (tmp_path / "hfcl" / "data.json").write_text(json.dumps({"guidance": 1000}))  # rows of the server's own
+    sentence = "feddle also uses 1,200 labelled examples at the server, which were taken from the held-out data;"
+    assert caveats(grid)[-1] == f"{sentence} local does not."
+    assert f"{sentence} local does not." in page([grid])
+    (tmp_path / "hfcl" / "data.json").write_text(json.dumps({"guidance": 1000}))  # the server's own rows
     both = caveats(grid_of_runs([tmp_path / name for name in ("feddle", "hfcl", "local")]))[-1]
     assert both == "feddle and hfcl also use 1,000–1,200 labelled examples at the server; local does not."
     assert "labelled" not in " ".join(caveats(grid_of_runs([tmp_path / "fedavg", tmp_path / "local"])))
@@ -576,7 +577,7 @@ def test_the_server_takes_its_examples_from_the_held_out_data() -> None:
 
 
 def test_local_measures_its_models_on_all_test_data() -> None:
-    # Each client has one class. Its own model learns to answer it always: right for the client, and for half of all.
+    # Each client has one class. Its own model learns to predict it always: right for the client, and for half of all.
     data = TensorDataset(torch.ones(40, 3), torch.arange(40) // 20)
     shares: Any = feddle.by_client(data, ["a"] * 20 + ["b"] * 20)
     method, training = {"name": "local", "epochs": 60}, {"lr": 0.5}
@@ -602,16 +603,16 @@ def test_clients_without_test_examples_are_named(tmp_path: Path) -> None:
     )
     assert run.result["clients"]["untested"] == {"west": 10}
     grid = grid_of_runs([tmp_path / "run"])
-    said = "Without a test example, so nothing can be said about it: west."
-    assert untested(grid) == [said]
+    sentence = "Without a test example, so nothing can be said about it: west."
+    assert untested(grid) == [sentence]
     text = page([grid])
-    assert said in text
+    assert sentence in text
     assert '<th scope="row">west</th><td>10</td><td>0</td><td>–</td>' in text
-    assert said in run_feddle("report", tmp_path / "run", "--out", tmp_path / "page.html").out
+    assert sentence in run_feddle("report", tmp_path / "run", "--out", tmp_path / "page.html").out
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "entry"),
     [
         ([0.1, 0.5, 0.55, 0.6, 0.65, 0.7], "a (+20.0 points in the last five evaluations)"),
         ([0.5, 0.6, 0.55, 0.65, 0.7], "a (+20.0 points in the last five evaluations)"),  # one of ten pairs falls
@@ -621,35 +622,35 @@ def test_clients_without_test_examples_are_named(tmp_path: Path) -> None:
         ([0.3, 0.7, 0.5, 0.6, 0.71], ""),  # up and down
     ],
 )
-def test_a_run_that_still_improves_is_a_warning(tmp_path: Path, values: list[float], told: str) -> None:
-    grid = grid_of_runs([written(tmp_path / "a", "a", [{"accuracy": value} for value in values])])
-    expected = [f"Still improving at the last evaluation; use more rounds: {told}."] if told else []
+def test_a_run_that_still_improves_gives_a_warning(tmp_path: Path, values: list[float], entry: str) -> None:
+    grid = grid_of_runs([write_run(tmp_path / "a", "a", [{"accuracy": value} for value in values])])
+    expected = [f"Still improving at the last evaluation; use more rounds: {entry}."] if entry else []
     assert [text for text in found_warnings(grid) if "improving" in text] == expected
     assert all(text in page([grid]) for text in expected)
 
 
-def test_an_error_that_still_falls_is_a_warning(tmp_path: Path) -> None:
-    grid = grid_of_runs([written(tmp_path / "a", "a", [{"mae": 9 - number} for number in range(5)])])
+def test_an_error_that_still_falls_gives_a_warning(tmp_path: Path) -> None:
+    grid = grid_of_runs([write_run(tmp_path / "a", "a", [{"mae": 9 - number} for number in range(5)])])
     assert "a (−4 in the last five evaluations)" in " ".join(found_warnings(grid))
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"),
+    ("limit", "expected"),
     [
         (200, "10 of 11 clients have no test example, so nothing can be said about them."),
         (1, "1 of 11 clients, drawn at random."),
     ],
 )
-def test_the_page_says_why_clients_are_not_measured(tmp_path: Path, limit: int, said: str) -> None:
-    folder = written(tmp_path / "run", "feddle", [{"accuracy": 0.8}], clients=clients("test", north=0.9) | {"of": 11})
+def test_the_page_explains_why_clients_are_not_measured(tmp_path: Path, limit: int, expected: str) -> None:
+    folder = write_run(tmp_path / "run", "feddle", [{"accuracy": 0.8}], clients=clients("test", north=0.9) | {"of": 11})
     config = {"seed": 0, "method": {"name": "feddle"}, "evaluation": {"clients": limit}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    assert said in page([grid_of_runs([folder])])
+    assert expected in page([grid_of_runs([folder])])
 
 
 def test_training_data_gives_no_verdict(tmp_path: Path) -> None:
     for name in ("feddle", "local"):
-        written(tmp_path / name, name, [{"accuracy": 0.8}], clients=clients("train", north=0.9))
+        write_run(tmp_path / name, name, [{"accuracy": 0.8}], clients=clients("train", north=0.9))
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
     assert joining(grid) == []
     assert "This is too optimistic" in page([grid])
@@ -658,7 +659,7 @@ def test_training_data_gives_no_verdict(tmp_path: Path) -> None:
 def test_local_on_training_data_is_marked_and_never_leads(tmp_path: Path) -> None:
     for name, error in (("feddle", 2.0), ("local", 1.0)):
         found = clients("train", north=error) | {"metric": "mae"}
-        written(tmp_path / name, name, [{"mae": error}], clients=found)
+        write_run(tmp_path / name, name, [{"mae": error}], clients=found)
     grid = grid_of_runs([tmp_path / "feddle", tmp_path / "local"])
     text = page([grid]).replace("\N{NO-BREAK SPACE}", " ")
     assert '<th scope="col">Measured on (training)</th>' in text
@@ -675,10 +676,10 @@ def test_the_worst_tenth_needs_ten_clients_and_twenty_examples() -> None:
     assert worst_tenth(found | {"scores": found["scores"][:9], "tested": found["tested"][:9]}) is None
 
 
-def test_without_a_test_the_means_are_all_that_is_said(tmp_path: Path) -> None:
+def test_without_an_exact_test_only_the_means_are_reported(tmp_path: Path) -> None:
     for name in ("feddle", "local"):
         found = clients("test", north=1.0 if name == "local" else 2.5) | {"metric": "mae"}
-        written(tmp_path / name, name, [{"mae": 2.0}], clients=found)
+        write_run(tmp_path / name, name, [{"mae": 2.0}], clients=found)
     expected = (
         "feddle compared with training alone: Mean absolute error, mean over clients: 2.5 in the federation, 1 alone."
     )
@@ -687,5 +688,5 @@ def test_without_a_test_the_means_are_all_that_is_said(tmp_path: Path) -> None:
 
 def test_a_damaged_result_does_not_break_the_page(tmp_path: Path) -> None:
     damaged = {"metric": "accuracy", "names": 7, "scores": ["x"]}
-    written(tmp_path / "run", "feddle", [{"accuracy": 0.8}], clients=damaged, classes={"accuracy": "all"}, last=[1])
+    write_run(tmp_path / "run", "feddle", [{"accuracy": 0.8}], clients=damaged, classes={"accuracy": "all"}, last=[1])
     assert "Who benefits" not in page([grid_of_runs([tmp_path / "run"])])

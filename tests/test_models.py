@@ -1,4 +1,4 @@
-"""Pretrained models: weights that are fetched and checked, and what a federation trains and sends of a model."""
+"""Pretrained models: how weights are fetched and checked, and which part of a model is trained and sent."""
 
 import ast
 import gc
@@ -56,7 +56,7 @@ class Evil:
 
 
 class Nested:
-    """Hides another pickle in a tensor's storage, where torch's own function would unpickle it freely."""
+    """Hides another pickle in a tensor's storage, where torch's own function would unpickle it without restrictions."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -81,7 +81,7 @@ def test_a_table_of_tensors_is_read_from_every_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["a.pkl", "a.pth"])
-def test_a_pickle_that_names_anything_else_runs_nothing(tmp_path: Path, file: str) -> None:
+def test_a_pickle_with_other_objects_runs_no_code(tmp_path: Path, file: str) -> None:
     mark = tmp_path / "mark"
     if file == "a.pkl":
         (tmp_path / file).write_bytes(pickle.dumps(OrderedDict(STATE, b=Evil(mark))))
@@ -92,26 +92,26 @@ def test_a_pickle_that_names_anything_else_runs_nothing(tmp_path: Path, file: st
     assert not mark.exists()
 
 
-def test_a_pickle_inside_a_tensors_storage_runs_nothing(tmp_path: Path) -> None:
+def test_a_pickle_inside_a_tensors_storage_runs_no_code(tmp_path: Path) -> None:
     mark, inner = tmp_path / "mark", io.BytesIO()
     torch.save(Evil(mark), inner)
     (tmp_path / "a.pkl").write_bytes(pickle.dumps({"b": Nested(inner.getvalue())}))
     with pytest.raises(Unusable):
         read_checkpoint(tmp_path / "a.pkl")
     assert not mark.exists()
-    torch.storage._load_from_bytes(inner.getvalue())  # type: ignore[no-untyped-call]  # so the trap is real
+    torch.storage._load_from_bytes(inner.getvalue())  # type: ignore[no-untyped-call]  # so the attack is real
     assert mark.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04N.", pickle.dumps({"a": 1}), pickle.dumps([1, 2])[:-3]])
 @pytest.mark.parametrize("file", ["a.pkl", "a.pth", "a.safetensors"])
-def test_what_is_no_table_of_tensors_is_refused_with_a_reason(tmp_path: Path, file: str, content: bytes) -> None:
+def test_a_file_without_a_table_of_tensors_is_refused(tmp_path: Path, file: str, content: bytes) -> None:
     (tmp_path / file).write_bytes(content)
     with pytest.raises(Unusable, match=file):
         read_checkpoint(tmp_path / file)
 
 
-def test_a_program_of_torchscript_is_refused_without_a_warning_or_bad_advice(tmp_path: Path) -> None:
+def test_a_torchscript_program_is_refused_without_a_warning_or_wrong_advice(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pth", "w") as file:
         for name in ("constants.pkl", "data.pkl", "version"):
             file.writestr(f"a/{name}", "3")
@@ -120,8 +120,8 @@ def test_a_program_of_torchscript_is_refused_without_a_warning_or_bad_advice(tmp
     assert "weights_only" not in str(caught.value)
 
 
-def free_readers(code: str) -> list[int]:
-    """The lines that may unpickle freely: torch.load without weights_only=True, or pickle's own readers."""
+def unrestricted_readers(code: str) -> list[int]:
+    """The lines that unpickle without restrictions: torch.load without weights_only=True, or pickle's own readers."""
     found = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call):
@@ -132,11 +132,11 @@ def free_readers(code: str) -> list[int]:
     return found
 
 
-def test_nothing_in_the_source_unpickles_freely() -> None:
-    assert free_readers("torch.load(f)\npickle.loads(b)\ntorch.load(f, weights_only=True)") == [1, 2]
+def test_the_source_never_unpickles_without_restrictions() -> None:
+    assert unrestricted_readers("torch.load(f)\npickle.loads(b)\ntorch.load(f, weights_only=True)") == [1, 2]
     files = sorted(SOURCES.rglob("*.py"))
     assert len(files) > 50
-    found = {f.relative_to(SOURCES): free_readers(f.read_text(encoding="utf-8")) for f in files}
+    found = {f.relative_to(SOURCES): unrestricted_readers(f.read_text(encoding="utf-8")) for f in files}
     # Ray's workers unpickle what their own driver sent. Whoever can send to a Ray cluster can run code there anyway.
     allowed = {Path("runtimes/packing.py"): 1}
     assert {path: len(lines) for path, lines in found.items() if lines} == allowed
@@ -165,7 +165,7 @@ def onnx_node(kind: str, name: str, *inputs: str) -> bytes:
     return field(1, b"".join(field(1, i.encode()) for i in inputs) + field(3, name.encode()) + field(4, kind.encode()))
 
 
-def test_the_weights_of_an_onnx_file_get_their_names_back(tmp_path: Path) -> None:
+def test_the_weights_of_an_onnx_file_get_their_original_names(tmp_path: Path) -> None:
     bias, matrix = torch.arange(200.0), torch.arange(400.0).reshape(2, 200)
     graph = onnx_node("MatMul", "/net/fc1/MatMul", "x", "onnx::MatMul_7")
     graph += onnx_tensor("net.fc1.bias", bias) + onnx_tensor("onnx::MatMul_7", matrix)
@@ -174,7 +174,7 @@ def test_the_weights_of_an_onnx_file_get_their_names_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", field(7, b"\x0a\xff"), bytes(range(256))])
-def test_what_is_no_onnx_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_onnx_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.onnx").write_bytes(content)
     with pytest.raises(Unusable, match=r"a\.onnx"):
         read_onnx(tmp_path / "a.onnx")
@@ -201,7 +201,7 @@ def tiny_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> weights.Fet
     return spec
 
 
-def test_weights_come_from_a_named_folder_are_checked_and_kept(
+def test_weights_are_read_from_a_folder_checked_and_cached(
     tmp_path: Path, tiny_weights: weights.FetchedWeights
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -227,7 +227,7 @@ def test_weights_with_other_numbers_are_refused(tmp_path: Path) -> None:
         weights.named("tiny", tmp_path / "absent").read(quiet=True)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_is_reported_with_the_nearest() -> None:
     with pytest.raises(FeddleError, match="did you mean 'resnet18'"):
         weights.named("resnet_18")
 
@@ -243,7 +243,7 @@ def test_the_command_lists_weights() -> None:
 
 def test_mobilenet_v2_has_the_official_keys_and_size() -> None:
     model = MobileNetV2(1000)
-    assert sum(p.numel() for p in model.parameters()) == 3_504_872  # as torchvision tells
+    assert sum(p.numel() for p in model.parameters()) == 3_504_872  # as in torchvision
     keys = model.state_dict().keys()
     assert len(keys) == 314
     assert {
@@ -269,7 +269,7 @@ def test_images_are_standardised_by_a_layer_without_state() -> None:
     assert len(Layout.of(model).buffers) == len(Layout.of(ResNet18(10)).buffers)
 
 
-def test_a_model_takes_over_weights_but_for_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_loads_all_weights_except_its_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
     torch.manual_seed(0)
     given = {n: t for n, t in ResNet18(1000).state_dict().items() if t.is_floating_point()}
@@ -282,7 +282,7 @@ def test_a_model_takes_over_weights_but_for_its_head(tmp_path: Path, monkeypatch
     assert all(n in given or n.endswith("num_batches_tracked") for n in held)
 
 
-def test_fixed_statistics_stay_in_training_while_the_scale_learns() -> None:
+def test_fixed_statistics_do_not_change_in_training_but_the_scale_does() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2))
     norm = model[1]
@@ -338,25 +338,25 @@ def test_a_model_that_cannot_be_built_is_refused_in_one_line(tree: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("model", "told"),
+    ("model", "expected"),
     [
         ({"name": "resnet"}, "unknown name 'resnet'; did you mean 'resnet18'"),
         ({"name": "resnet18", "hidden": 3}, "'hidden' is an option of cnn, not of resnet18"),
         ({"name": "transformers"}, "model.path"),
     ],
 )
-def test_a_wrong_model_option_is_reported(model: dict[str, Any], told: str) -> None:
-    with pytest.raises(FeddleError, match=told):
+def test_a_wrong_model_option_is_reported(model: dict[str, Any], expected: str) -> None:
+    with pytest.raises(FeddleError, match=expected):
         parse_config({"model": model})
 
 
 # Transformers and adapters
 
-WIDTH, HEADS, LAYERS, PATCH, SIDE = 16, 2, 3, 4, 4  # of a generated ViT; SIDE patches a side
+WIDTH, HEADS, LAYERS, PATCH, SIDE = 16, 2, 3, 4, 4  # of a generated ViT; SIDE patches per side
 
 
 def timm_state() -> dict[str, Tensor]:
-    """A generated checkpoint in timm's layout of ViT, as its vit_base_patch16_224 is."""
+    """A generated checkpoint in timm's ViT layout, like its vit_base_patch16_224."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -407,7 +407,7 @@ def hugging_face_state(timm: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def reference_features(state: dict[str, Tensor], images: Tensor) -> Tensor:
-    """What a ViT sees (n, width), written out from the paper that introduced it."""
+    """The features of a ViT (n, width), computed as in the paper that introduced it."""
 
     def linear(x: Tensor, name: str) -> Tensor:
         return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
@@ -491,7 +491,7 @@ def test_any_lora_config_of_peft_works(tmp_path: Path, adapters: Adapters, numbe
 
 
 @pytest.mark.parametrize(
-    ("adapters", "told"),
+    ("adapters", "expected"),
     [
         (Adapters(target_modules=["nothing"]), "does not fit.*No modules"),
         (Adapters(options={"rnak": 3}), "does not fit.*rnak"),
@@ -501,8 +501,8 @@ def test_any_lora_config_of_peft_works(tmp_path: Path, adapters: Adapters, numbe
         (Adapters(rank=100_000_000), "above the 64 numbers of the widest layer"),
     ],
 )
-def test_adapters_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, adapters: Adapters, told: str) -> None:
-    with pytest.raises(FeddleError, match=told) as caught:
+def test_adapters_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, adapters: Adapters, expected: str) -> None:
+    with pytest.raises(FeddleError, match=expected) as caught:
         load_classifier(save_vit(tmp_path / "vit"), 5, adapters)
     assert "\n" not in str(caught.value)
 
@@ -510,12 +510,12 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, adapte
 Damage = Callable[[Path], object]
 
 
-def written(name: str, content: str | bytes) -> Damage:
+def overwrite(name: str, content: str | bytes) -> Damage:
     """Replace a file of the folder."""
     return lambda folder: (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def settings(name: str = "config.json", **changes: Any) -> Damage:
+def change_settings(name: str = "config.json", **changes: Any) -> Damage:
     """Change keys in a JSON file of the folder."""
     return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
 
@@ -560,67 +560,91 @@ PROCESSOR = "preprocessor_config.json"
 WEIGHTS = "model.safetensors"
 DAMAGES: dict[str, tuple[str, Damage, str]] = {
     "code": ("hugging face", bring_code, "cannot load the model"),
-    "another width": ("hugging face", settings(hidden_size=32), "do not fit its config.json"),
-    "another depth": ("hugging face", settings(num_hidden_layers=LAYERS + 1), "do not fit.*3.*is missing"),
+    "another width": ("hugging face", change_settings(hidden_size=32), "do not fit its config.json"),
+    "another depth": ("hugging face", change_settings(num_hidden_layers=LAYERS + 1), "do not fit.*3.*is missing"),
     "only a pickle": ("hugging face", only_a_pickle, "cannot load the model"),
     "weights cut": ("hugging face", cut, "cannot load the model.*incomplete metadata.*save it again"),
-    "weights empty": ("hugging face", written(WEIGHTS, ""), "cannot load the model.*header too small"),
+    "weights empty": ("hugging face", overwrite(WEIGHTS, ""), "cannot load the model.*header too small"),
     "weights garbled": ("hugging face", garbled_header, "cannot load the model.*invalid UTF-8"),
     "weights misshaped": ("hugging face", other_shapes, "do not fit its config.json: vit.embeddings.cls_token"),
-    "no weights": ("hugging face", written(WEIGHTS, "PK\x03\x04 and more text"), "cannot load the model.*header"),
-    "weights are a pipe": ("hugging face", pipe(WEIGHTS), "cannot load the model.*no file named"),
-    "config empty": ("hugging face", written("config.json", ""), "config.json is not valid JSON"),
-    "config cut": ("hugging face", written("config.json", "{"), "config.json is not valid JSON"),
-    "config nested": ("hugging face", written("config.json", "[" * 100_000), "config.json is not valid JSON"),
-    "config in bytes": ("hugging face", written("config.json", b"\xff\xfe"), "config.json is not valid JSON"),
-    "config a list": ("hugging face", written("config.json", "[1]"), "must hold a table of settings, got list"),
-    "config without keys": ("hugging face", written("config.json", "{}"), "cannot load the model.*model_type"),
-    "config is a pipe": ("hugging face", pipe("config.json"), "there is no .*config.json"),
-    "unknown type": ("hugging face", settings(model_type="nosuch"), "cannot load the model.*nosuch"),
-    "list of types": ("hugging face", settings(model_type=["vit"]), "cannot load the model.*TypeError"),
-    "width in words": (
+    "weights are text": (
         "hugging face",
-        settings(hidden_size="wide"),
+        overwrite(WEIGHTS, "PK\x03\x04 and more text"),
+        "cannot load the model.*header",
+    ),
+    "weights are a pipe": ("hugging face", pipe(WEIGHTS), "cannot load the model.*no file named"),
+    "config empty": ("hugging face", overwrite("config.json", ""), "config.json is not valid JSON"),
+    "config cut": ("hugging face", overwrite("config.json", "{"), "config.json is not valid JSON"),
+    "config nested": ("hugging face", overwrite("config.json", "[" * 100_000), "config.json is not valid JSON"),
+    "config not in UTF-8": ("hugging face", overwrite("config.json", b"\xff\xfe"), "config.json is not valid JSON"),
+    "config a list": ("hugging face", overwrite("config.json", "[1]"), "must hold a table of settings, got list"),
+    "config without keys": ("hugging face", overwrite("config.json", "{}"), "cannot load the model.*model_type"),
+    "config is a pipe": ("hugging face", pipe("config.json"), "there is no .*config.json"),
+    "unknown type": ("hugging face", change_settings(model_type="nosuch"), "cannot load the model.*nosuch"),
+    "list of types": ("hugging face", change_settings(model_type=["vit"]), "cannot load the model.*TypeError"),
+    "width as text": (
+        "hugging face",
+        change_settings(hidden_size="wide"),
         "cannot load.*'hidden_size' expected int, got str",
     ),
-    "no width": ("hugging face", settings(hidden_size=0), "cannot load the model"),
-    "no heads": ("hugging face", settings(num_attention_heads=0), "cannot load the model.*ZeroDivisionError"),
-    "unknown function": ("hugging face", settings(hidden_act="nosuch"), "cannot load the model.*KeyError: 'nosuch'"),
-    "processor empty": ("hugging face", written(PROCESSOR, ""), "preprocessor_config.json is not valid JSON"),
-    "processor a list": ("hugging face", written(PROCESSOR, "[1]"), "must hold a table of settings, got list"),
-    "mean in words": ("hugging face", settings(PROCESSOR, image_mean="x"), "image_mean should be a list of 3 numbers"),
-    "one mean": ("hugging face", settings(PROCESSOR, image_mean=0.5), "image_mean should be a list of 3 .* got 0.5"),
+    "no width": ("hugging face", change_settings(hidden_size=0), "cannot load the model"),
+    "no heads": ("hugging face", change_settings(num_attention_heads=0), "cannot load the model.*ZeroDivisionError"),
+    "unknown function": (
+        "hugging face",
+        change_settings(hidden_act="nosuch"),
+        "cannot load the model.*KeyError: 'nosuch'",
+    ),
+    "processor empty": ("hugging face", overwrite(PROCESSOR, ""), "preprocessor_config.json is not valid JSON"),
+    "processor a list": ("hugging face", overwrite(PROCESSOR, "[1]"), "must hold a table of settings, got list"),
+    "mean as text": (
+        "hugging face",
+        change_settings(PROCESSOR, image_mean="x"),
+        "image_mean should be a list of 3 numbers",
+    ),
+    "one mean": (
+        "hugging face",
+        change_settings(PROCESSOR, image_mean=0.5),
+        "image_mean should be a list of 3 .* got 0.5",
+    ),
     "two means": (
         "hugging face",
-        settings(PROCESSOR, image_mean=[0.5] * 2),
+        change_settings(PROCESSOR, image_mean=[0.5] * 2),
         "image_mean .* got .0.5, 0.5.; correct it",
     ),
     "no numbers": (
         "hugging face",
-        settings(PROCESSOR, image_std=[None] * 3),
+        change_settings(PROCESSOR, image_std=[None] * 3),
         "image_std should be a list of 3 numbers",
     ),
-    "no deviation": ("hugging face", settings(PROCESSOR, image_std=[0, 1, 1]), "a list of 3 numbers above 0, got"),
+    "no deviation": (
+        "hugging face",
+        change_settings(PROCESSOR, image_std=[0, 1, 1]),
+        "a list of 3 numbers above 0, got",
+    ),
     "timm's weights cut": ("timm", cut, "model.safetensors cannot be read"),
     "timm's weights misshaped": ("timm", other_shapes, "patch_embed.proj.weight.* missing or has the wrong shape"),
     "timm's weights are a pipe": ("timm", pipe(WEIGHTS), "it holds no model.safetensors"),
-    "timm's mean": ("timm", settings(pretrained_cfg={"mean": "x"}), "config.json: image_mean should be a list"),
-    "timm's heads": ("timm", settings(model_args={"num_heads": "x"}), "cannot load the model.*expected int, got str"),
+    "timm's mean": ("timm", change_settings(pretrained_cfg={"mean": "x"}), "config.json: image_mean should be a list"),
+    "timm's heads": (
+        "timm",
+        change_settings(model_args={"num_heads": "x"}),
+        "cannot load the model.*expected int, got str",
+    ),
 }
 
 
-@pytest.mark.parametrize(("layout", "damage", "told"), DAMAGES.values(), ids=DAMAGES)
-def test_a_folder_that_holds_something_else_is_refused_in_one_line(
-    tmp_path: Path, layout: str, damage: Damage, told: str
+@pytest.mark.parametrize(("layout", "damage", "expected"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_model_folder_is_refused_in_one_line(
+    tmp_path: Path, layout: str, damage: Damage, expected: str
 ) -> None:
     folder = save_vit(tmp_path / "vit", layout)
     damage(folder)
-    with pytest.raises(FeddleError, match=told) as caught:
+    with pytest.raises(FeddleError, match=expected) as caught:
         load_classifier(folder, 5)
     assert "\n" not in str(caught.value)
 
 
-def test_a_timm_model_that_is_no_plain_vit_is_refused(tmp_path: Path) -> None:
+def test_a_timm_model_that_is_not_a_plain_vit_is_refused(tmp_path: Path) -> None:
     folder = save_vit(tmp_path / "vit", "timm")
     save_file({**timm_state(), "blocks.0.ls1.gamma": torch.ones(WIDTH)}, folder / "model.safetensors")
     with pytest.raises(FeddleError, match=r"blocks\.0\.ls1\.gamma, which a plain ViT does not have"):
@@ -653,7 +677,7 @@ def federate(model: Classifier, rounds: int = 6, workers: int = 0) -> Any:
     )
 
 
-def test_an_update_is_the_adapters_and_the_head_and_there_is_one_base(tmp_path: Path) -> None:
+def test_an_update_is_the_adapters_and_the_head_and_the_base_is_never_copied(tmp_path: Path) -> None:
     model = load_classifier(save_vit(tmp_path / "vit"), 3, Adapters(rank=2))
     base = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
     places = {n: p.data_ptr() for n, p in model.named_parameters()}
@@ -665,7 +689,7 @@ def test_an_update_is_the_adapters_and_the_head_and_there_is_one_base(tmp_path: 
     assert isinstance(anchors, FloatRows)
     assert anchors.matrix.shape[1] == size  # a row of the atlas
     sent = sum(line["arrivals"] for line in run.history)
-    assert run.history[-1]["bytes_up"] == sent * 4 * size  # four bytes a number, and nothing else
+    assert run.history[-1]["bytes_up"] == sent * 4 * size  # four bytes per number, and nothing else
     assert {n: p.data_ptr() for n, p in model.named_parameters()} == places
     assert all(torch.equal(p, base[n]) for n, p in model.named_parameters() if n in base)
     assert run.result["accuracy"] > 0.5  # of three classes
@@ -694,10 +718,10 @@ def test_a_config_runs_a_transformer_with_adapters(tmp_path: Path) -> None:
 
 
 def held_bytes() -> int:
-    """All storages of tensors that are alive."""
+    """The size of all storages of live tensors."""
     gc.collect()
     tensors = [t for t in gc.get_objects() if issubclass(type(t), Tensor)]
-    found = [t.untyped_storage() for t in tensors if t.layout is torch.strided]  # others may be left of other tests
+    found = [t.untyped_storage() for t in tensors if t.layout is torch.strided]  # other tests may leave other layouts
     return sum({s.data_ptr(): s.nbytes() for s in found}.values())
 
 
@@ -724,7 +748,7 @@ def save_bert(folder: Path) -> Path:
     return folder
 
 
-def test_a_text_classifier_takes_token_ids_and_does_not_see_padding(tmp_path: Path) -> None:
+def test_a_text_classifier_takes_token_ids_and_ignores_padding(tmp_path: Path) -> None:
     model = load_classifier(save_bert(tmp_path / "bert"), 4, Adapters(rank=2)).eval()
     short = torch.tensor([[5, 6, 7]])
     torch.testing.assert_close(model(F.pad(short, (0, 4))), model(short))
@@ -734,7 +758,7 @@ def test_a_text_classifier_takes_token_ids_and_does_not_see_padding(tmp_path: Pa
         model(torch.zeros(1, 3, 16, 16))
 
 
-def test_a_pooler_that_the_weights_do_not_hold_is_trained_with_the_head(tmp_path: Path) -> None:
+def test_a_pooler_without_weights_is_trained_with_the_head(tmp_path: Path) -> None:
     folder = save_bert(tmp_path / "bert")
     held = read_checkpoint(folder / "model.safetensors")
     without = {n: t for n, t in held.items() if ".pooler." not in n}
@@ -750,7 +774,7 @@ def test_a_text_federation_learns(tmp_path: Path) -> None:
         generator = torch.Generator().manual_seed(seed)
         labels = torch.randint(2, (count,), generator=generator)
         words = torch.randint(10, 30, (count, 6), generator=generator)
-        words[:, 0] = 2 + labels  # the class is told by a word
+        words[:, 0] = 2 + labels  # the first word determines the class
         return TensorDataset(words, labels)
 
     run = feddle.simulate(
@@ -784,7 +808,7 @@ def photograph(name: str, size: int, left: int = 107) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet-v2"])
-def test_imagenet_weights_are_really_fetched_and_see(
+def test_imagenet_weights_are_fetched_and_classify_a_photograph(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))
@@ -794,7 +818,7 @@ def test_imagenet_weights_are_really_fetched_and_see(
     assert not unexpected
     assert all(n.endswith("num_batches_tracked") for n in missing)
     assert model.eval()(photograph("china.jpg", 224)).argmax() == PALACE
-    if name == "resnet18":  # the first numbers of torchvision's own
+    if name == "resnet18":  # the first numbers of torchvision's weights
         first = torch.tensor([-1.0419e-02, -6.1356e-03, -1.8098e-03, 7.4841e-02, 5.6615e-02, 1.7083e-02, -1.2694e-02])
         torch.testing.assert_close(state["conv1.weight"][0, 0, 0], first, atol=1e-6, rtol=1e-4)
     small = build_model(parse_config({"model": name, "data": {"image_size": 64}}), 10, quiet=True)
@@ -803,7 +827,7 @@ def test_imagenet_weights_are_really_fetched_and_see(
 
 
 @pytest.mark.slow
-def test_the_vit_in_the_onnx_file_is_fetched_and_tells_pictures_apart(
+def test_the_vit_in_the_onnx_file_is_fetched_and_distinguishes_photographs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))

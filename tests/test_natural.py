@@ -64,7 +64,7 @@ def test_a_broken_speech_is_unusable(tmp_path: Path, content: str) -> None:
         speeches.decode_speeches(tmp_path)
 
 
-def test_text_comes_back_from_the_cache_with_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_read_from_the_cache_with_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speech(tmp_path / "files", 1840, "Ada", sentences(6, "café"))
     speech(tmp_path / "files", 1951, "Bob", sentences(6, "trade"))
     source = datasets.named("speeches", tmp_path / "files")
@@ -119,14 +119,14 @@ def test_each_font_is_pinned_once_and_its_files_are_hashed(tmp_path: Path, monke
     assert fonts.fonts_hash(tmp_path) != before
 
 
-def test_many_packages_end_in_one_folder_and_one_failure_ends_them(
+def test_many_packages_are_collected_in_one_folder_and_one_failure_stops_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
 
     def npm(command: list[str], folder: Path) -> None:
         packages = [word for word in command if word.startswith("@")]
-        asked.extend(packages)
+        requested.extend(packages)
         if "@scope/bad@1.0.0" in packages:
             raise Unusable("npm: 404 Not Found")
         for package in packages:
@@ -139,14 +139,14 @@ def test_many_packages_end_in_one_folder_and_one_failure_ends_them(
     many = tuple(f"@scope/f{i}@1.0.{i}" for i in range(40))
     found = Packages(many, 1).collect("letters", tmp_path / "good", QUIET)
     assert all((found / f"f{i}" / "package" / f"f{i}.woff").is_file() for i in range(40))
-    assert sorted(asked) == sorted(many)
+    assert sorted(requested) == sorted(many)
     (tmp_path / "worse").mkdir()
     with pytest.raises(Unusable, match="404"):
         Packages(("@scope/bad@1.0.0", *many * 20), 1).collect("letters", tmp_path / "worse", QUIET)
-    assert len(asked) < 40 + 1 + 800  # the others were not all downloaded
+    assert len(requested) < 40 + 1 + 800  # the others were not all downloaded
 
 
-def test_a_folder_without_the_fonts_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_the_fonts_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
     source = datasets.named("letters-by-font", tmp_path)
     assert isinstance(source, datasets.FetchedData)

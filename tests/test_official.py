@@ -1,4 +1,4 @@
-"""Data sets whose official files you bring: generated copies of their layouts, and what is said when they miss."""
+"""Data sets whose official files the user provides: generated files in their layouts, and errors in those files."""
 
 import csv
 import io
@@ -38,7 +38,7 @@ SHORT: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of our own, so that no real files are found."""
+    """A temporary cache folder, so that no real files are found."""
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache"
@@ -57,8 +57,8 @@ def trains(config: Config, folder: Path) -> None:
     """The config runs through the command line, to its end."""
     path = folder / "config.json"
     path.write_text(config.model_dump_json())
-    said = run_feddle("run", str(path), "-q", "--out", str(folder / "run"))
-    assert said.code == 0, said.err
+    result = run_feddle("run", str(path), "-q", "--out", str(folder / "run"))
+    assert result.code == 0, result.err
     assert json.loads((folder / "run" / "result.json").read_text())["finished"]
 
 
@@ -66,7 +66,7 @@ def trains(config: Config, folder: Path) -> None:
 
 
 def cifar100_files(train: int = 200, test: int = 40) -> dict[str, bytes]:
-    """Record i is of the fine class i % 100 and its superclass i % 20; its first pixel is i % 251."""
+    """Record i has the fine class i % 100 and its superclass i % 20; its first pixel is i % 251."""
     files = {}
     for name, count in (("train.bin", train), ("test.bin", test)):
         records = [bytes([i % 20, i % 100, i % 251]) + bytes(3071) for i in range(count)]
@@ -90,7 +90,7 @@ def write_cifar100(folder: Path, *, packed: bool = True, files: dict[str, bytes]
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_cifar_100_trains_superclasses_and_spreads_fine_classes(tmp_path: Path, packed: bool) -> None:
+def test_cifar_100_trains_superclasses_and_partitions_by_fine_class(tmp_path: Path, packed: bool) -> None:
     folder = write_cifar100(tmp_path / "files", packed=packed)
     config = config_of("cifar-100", folder, {"partition": {"name": "dirichlet", "alpha": 1e-4}})
     train, test = (collection := open_data(config.data)).train, collection.test
@@ -154,7 +154,7 @@ def writers(*names: str, labels: list[int]) -> dict[str, tuple[list[Any], list[A
 
 def test_femnist_from_all_data(tmp_path: Path, data: Path) -> None:
     place = tmp_path / "leaf" / "data"
-    labels = [0, 9, 35, 39, 40, 61, 3, 3, 5, 5]  # two of them beyond the first forty
+    labels = [0, 9, 35, 39, 40, 61, 3, 3, 5, 5]  # two of them are not among the first forty classes
     write_leaf(place / "all_data", writers("f0001", "f0002", "f0003", labels=labels))
     write_leaf(place / "all_data", writers("f0004", "f0005", labels=labels), "all_data_1.json")
     config = config_of("femnist", tmp_path / "leaf", {"channels": 1, "test_share": 0.25})
@@ -183,7 +183,7 @@ def test_femnist_is_parsed_again_only_when_its_files_change(tmp_path: Path, data
     broken = b" " * stat.st_size
     file.write_bytes(broken)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    again = open_data(config_of("femnist", tmp_path).data)  # by name, size and time the same: not read
+    again = open_data(config_of("femnist", tmp_path).data)  # name, size and time are unchanged, so it is not read
     assert torch.equal(again.train.labels, first.train.labels)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1_000_000))
     with pytest.raises(FeddleError, match=r"all_data_0.json is not in LEAF's layout"):
@@ -253,7 +253,7 @@ def test_celeba_has_one_client_per_person(tmp_path: Path) -> None:
 def test_broken_leaf_files_are_reported(tmp_path: Path, damage: Callable[[Path], object], reason: str) -> None:
     damage(write_celeba(tmp_path / "celeba", people=2, each=2))
     with pytest.raises(FeddleError, match=reason):
-        open_data(config_of("celeba", tmp_path).data)  # the folder above that of its name
+        open_data(config_of("celeba", tmp_path).data)  # the parent of the folder celeba
 
 
 # --- ISIC 2019
@@ -277,7 +277,7 @@ def write_isic(folder: Path, count: int = 32) -> Path:
 def test_isic_has_one_diagnosis_per_image(tmp_path: Path) -> None:
     config = config_of("isic-2019", write_isic(tmp_path / "isic"), {"partition": "even"})
     collection = open_data(config.data)
-    assert collection.classes == 8  # UNK is of no image
+    assert collection.classes == 8  # no image is UNK
     assert collection.train.labels.tolist() == [i % 8 for i in range(32)]
     assert isinstance(collection.train.images, Files)
     assert abs(int(collection.train.images.decode(13, 8, 3)[0, 4, 4]) - 150) < 4
@@ -323,7 +323,7 @@ def test_imagenet_folders(tmp_path: Path, inside: str, val: str) -> None:
     assert (collection.test is None) == (val == "flat")
 
 
-def test_imagenet_guides_from_outside(tmp_path: Path) -> None:
+def test_imagenet_as_server_data_of_another_domain(tmp_path: Path) -> None:
     folder = write_imagenet(tmp_path / "ilsvrc")
     images = np.random.default_rng(0).integers(0, 256, (60, 16, 16), dtype=np.uint8)
     np.savez(tmp_path / "mine.npz", images=images, labels=np.arange(60) % 3)
@@ -343,31 +343,31 @@ def test_imagenet_guides_from_outside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [source.name for source in OFFICIAL])
-def test_missing_files_are_reported_with_where_to_get_them_and_where_to_put_them(data: Path, name: str) -> None:
+def test_missing_files_are_reported_with_their_source_and_their_folder(data: Path, name: str) -> None:
     config = data.parent / "config.yaml"
     config.write_text(f"data: {{name: {name}}}\n")
-    said = run_feddle("run", str(config), "-q")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert said.err == run_feddle("data", "fetch", name).err
-    assert f"feddle: {name} cannot be downloaded, and {data / name} cannot be used" in said.err
-    assert "https://" in said.err
-    assert "put " in said.err
-    assert "data.folder" in said.err
+    result = run_feddle("run", str(config), "-q")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert result.err == run_feddle("data", "fetch", name).err
+    assert f"feddle: {name} cannot be downloaded, and {data / name} cannot be used" in result.err
+    assert "https://" in result.err
+    assert "put " in result.err
+    assert "data.folder" in result.err
 
 
-def test_data_list_names_them_and_says_which_are_here(data: Path) -> None:
+def test_data_list_shows_which_official_files_are_present(data: Path) -> None:
     write_cifar100(data / "cifar-100")
     lines = run_feddle("data", "list").out.splitlines()
     listed = {line.split()[0]: line.split()[-1] for line in lines if "your own files" in line}
     assert listed == {"cifar-100": "yes", "femnist": "no", "celeba": "no", "isic-2019": "no", "imagenet": "no"}
     assert "explains where to get the files" in lines[-1]
-    said = run_feddle("data", "fetch", "cifar-100")
-    assert (said.code, said.out) == (0, f"{data / 'cifar-100'}\n")
+    result = run_feddle("data", "fetch", "cifar-100")
+    assert (result.code, result.out) == (0, f"{data / 'cifar-100'}\n")
 
 
-def test_there_is_nothing_to_fetch_of_data_of_your_own() -> None:
-    said = run_feddle("data", "fetch", "csv")
-    assert (said.code, said.err) == (
+def test_custom_data_cannot_be_fetched() -> None:
+    result = run_feddle("data", "fetch", "csv")
+    assert (result.code, result.err) == (
         2,
         "feddle: csv means your own data, so there is nothing to fetch; use feddle run --data PATH\n",
     )

@@ -1,4 +1,4 @@
-"""The optimisers: torch's own steps without its compiler."""
+"""The optimisers: the same steps as torch's, without its compiler."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {"adam": (Adam, torch.optim.Adam), "sgd": (S
 
 
 def test_adam_worked_out() -> None:
-    # the first step is lr against the slope's sign; after slopes 2 and 1, m = 0.28 and v = 0.004996
+    # the first step is lr against the sign of the gradient; after the gradients 2 and 1, m = 0.28 and v = 0.004996
     at = torch.tensor([1.0])
     adam = SmallAdam(at)
     adam.step(at, torch.tensor([2.0]), 0.1)
@@ -26,15 +26,15 @@ def test_adam_worked_out() -> None:
     assert at.item() == pytest.approx(0.9 - 0.1 * (0.28 / 0.19) / (0.004996 / 0.001999) ** 0.5)
 
 
-def test_adam_on_a_few_numbers_is_that_of_torch() -> None:
+def test_small_adam_is_bit_identical_to_torch() -> None:
     ours = torch.linspace(-1, 1, 20)
     theirs = ours.clone().requires_grad_()
     adam, reference = SmallAdam(ours), torch.optim.Adam([theirs], lr=1e-3)
     for step in range(30):
-        slope = torch.sin(torch.arange(20.0) * (step + 1))
-        theirs.grad = slope.clone()
+        gradient = torch.sin(torch.arange(20.0) * (step + 1))
+        theirs.grad = gradient.clone()
         reference.step()
-        adam.step(ours, slope, 1e-3)
+        adam.step(ours, gradient, 1e-3)
     assert torch.equal(ours, theirs)
 
 
@@ -48,7 +48,7 @@ def differentiate(model: nn.Module, step: int) -> None:
     model.zero_grad(set_to_none=True)
     model(images).square().mean().backward()
     if step < 2:
-        model[0].bias.grad = None  # type: ignore[index]  # a part that the loss does not reach at first
+        model[0].bias.grad = None  # type: ignore[index]  # a parameter without a gradient at first
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -77,14 +77,14 @@ def test_it_continues_from_a_saved_state(kind: str) -> None:
     restored: Optimizer = PAIRS[kind][0](list(other.parameters()), lr=1e-2)
     restored.load_state_dict(optimizer.state_dict())
     for step in range(3, 6):
-        for network_, moves in ((model, optimizer), (other, restored)):
-            differentiate(network_, step)
-            moves.step()
+        for trained, its_optimizer in ((model, optimizer), (other, restored)):
+            differentiate(trained, step)
+            its_optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_the_state_has_the_names_of_torch() -> None:
-    # so that a checkpoint outlives the change from one to the other
+    # so that either optimiser can load a checkpoint of the other
     model = network()
     optimizer = Adam(list(model.parameters()), lr=1e-2)
     differentiate(model, 9)
@@ -95,7 +95,7 @@ def test_the_state_has_the_names_of_torch() -> None:
     assert optimizer.state_dict().keys() == names
 
 
-def test_a_saved_state_takes_the_parameters_memory_format() -> None:
+def test_a_loaded_state_has_the_parameters_memory_format() -> None:
     weights = nn.Parameter(torch.zeros(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))
     optimizer, saved = Adam([weights], lr=1.0), torch.arange(24.0).view(2, 3, 2, 2)
     optimizer.load_state_dict({"0.step": torch.tensor(1.0), "0.exp_avg": saved, "0.exp_avg_sq": saved})
@@ -104,7 +104,7 @@ def test_a_saved_state_takes_the_parameters_memory_format() -> None:
     assert optimizer._state[0][1].stride() == weights.stride()
 
 
-def test_steps_are_counted_whatever_the_default_type() -> None:
+def test_the_step_count_does_not_depend_on_the_default_type() -> None:
     weights = nn.Parameter(torch.zeros(1))
     weights.grad = torch.ones(1)
     torch.set_default_dtype(torch.bfloat16)  # counts to 256 and no further
@@ -135,7 +135,7 @@ def test_parameters_of_two_types() -> None:
 
 
 def test_training_does_not_import_the_compiler() -> None:
-    # it takes a second, in every worker
+    # its import takes a second in every worker
     code = """if True:
         import sys, torch
         import feddle

@@ -1,4 +1,4 @@
-"""Data of your own: tables, folders, archives, Hugging Face datasets; decoded when used; and every mistake."""
+"""Custom data: tables, folders, archives and Hugging Face datasets, when they are decoded, and every mistake."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ from tiny import TINY, tiny
 
 Row = tuple[str, ...]
 COLOURS = {"amber": (240, 160, 20), "blue": (10, 30, 220), "clay": (180, 90, 70)}
-# as short as a run can be: the smallest network, one epoch a job, all in this process
+# the shortest run: the smallest network, one epoch per job, no worker processes
 SHORT = {
     "rounds": 2,
     "workers": 0,
@@ -60,7 +60,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def paint(path: Path, colour: str, shade: int = 0, size: tuple[int, int] = (30, 34)) -> None:
-    """An image that is all of one colour, a little lighter by its shade."""
+    """An image of a single colour, made lighter by `shade`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     red, green, blue = (min(255, part + shade) for part in COLOURS[colour])
     Image.new("RGB", size, (red, green, blue)).save(path)
@@ -73,7 +73,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Sequence[Row]) -> Path:
 
 
 def table(folder: Path, *, clients: int = 4, each: int = 9, split: Callable[[int], str] | None = None) -> Path:
-    """A CSV file of colours, `each` images a client; the i-th row has the shade i."""
+    """A CSV file of colours, `each` images per client; row i has the shade i % 15."""
     rows: list[Row] = []
     for i in range(clients * each):
         colour = list(COLOURS)[i % 3]
@@ -99,12 +99,12 @@ def all_of(examples: Any) -> tuple[torch.Tensor, torch.Tensor]:
 # --- one command
 
 
-def test_a_csv_of_path_label_client_is_running_in_one_command(tmp_path: Path) -> None:
+def test_one_command_runs_a_csv_of_path_label_and_client(tmp_path: Path) -> None:
     table(tmp_path)
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key != "clients"]
-    said = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28")
-    assert said.code == 0, said.err
-    assert "mine.csv: 36 images of 3 classes, 4 clients in the data" in said.err
+    result = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28")
+    assert result.code == 0, result.err
+    assert "mine.csv: 36 images of 3 classes, 4 clients in the data" in result.err
     folder = tmp_path / "runs" / "mine-feddle-seed0"
     kept = yaml.safe_load((folder / "config.yaml").read_text())
     assert kept["clients"] == {"count": 4, "per_round": 4}
@@ -115,44 +115,46 @@ def test_a_csv_of_path_label_client_is_running_in_one_command(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("column", "known"), [("clinic", False), ("hospital", True)])
-def test_a_column_that_may_name_the_clients_is_not_silently_left_out(tmp_path: Path, column: str, known: bool) -> None:
+def test_a_column_that_may_name_the_clients_is_used_or_reported(tmp_path: Path, column: str, known: bool) -> None:
     path = table(tmp_path)  # four clients
     path.write_text(path.read_text(encoding="utf-8").replace("path,label,client", f"path,label,{column}"), "utf-8")
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key != "clients"]
-    said = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28", "--out", "run")
-    assert said.code == 0, said.err
+    result = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28", "--out", "run")
+    assert result.code == 0, result.err
     unused = "the column clinic is not used; if it names the clients, set -o data.columns.client=clinic"
-    assert ("4 clients in the data" in said.err) == known
-    assert (f"no clients in the data, so they are simulated; {unused}\n" in said.err) == (not known)
+    assert ("4 clients in the data" in result.err) == known
+    assert (f"no clients in the data, so they are simulated; {unused}\n" in result.err) == (not known)
     shown = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert (f"The clients are simulated: the data names none, and {unused}." in shown) == (not known)
 
 
-def test_several_columns_without_a_role_are_named() -> None:
-    said = "the columns id and clinic are not used; if one of them names the clients, set -o data.columns.client=NAME"
-    assert about_unused(["id", "clinic"]) == said
+def test_several_columns_without_a_role_are_reported() -> None:
+    expected = (
+        "the columns id and clinic are not used; if one of them names the clients, set -o data.columns.client=NAME"
+    )
+    assert about_unused(["id", "clinic"]) == expected
     assert not about_unused([])
 
 
-def test_data_takes_the_place_of_that_of_a_config(tmp_path: Path) -> None:
+def test_data_on_the_command_line_replaces_that_of_a_config(tmp_path: Path) -> None:
     table(tmp_path)
     tree = {**SHORT, "data": {"name": "digits", "folder": "/nowhere", "image_size": 28, "channels": 1}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
-    said = run_feddle(
+    result = run_feddle(
         "compare", "config.yaml", "--data", "mine.csv", "--methods", "fedavg,fedbuff", "-q", "--out", "both"
     )
-    assert said.code == 0, said.err
+    assert result.code == 0, result.err
     for name in ("fedavg", "fedbuff"):
         kept = yaml.safe_load((tmp_path / "both" / name / "config.yaml").read_text())
         assert (kept["data"]["name"], kept["data"]["channels"], kept["data"]["folder"]) == ("csv", 1, None)
-        assert kept["clients"]["count"] == 6  # the config's: at most so many
+        assert kept["clients"]["count"] == 6  # as in the config: an upper limit
 
 
 def stop(line: dict[str, Any]) -> None:
     raise InterruptedError(line["round"])
 
 
-def test_a_stopped_run_goes_on_from_any_folder_but_not_with_other_data(
+def test_a_stopped_run_continues_from_any_folder_but_not_with_other_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = table(tmp_path)
@@ -161,23 +163,23 @@ def test_a_stopped_run_goes_on_from_any_folder_but_not_with_other_data(
             run_config(config_of(path, checkpoint={"every": 1}), tmp_path / name, stop)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    said = run_feddle("resume", "../run", "-q")
-    assert said.code == 0, said.err
+    result = run_feddle("resume", "../run", "-q")
+    assert result.code == 0, result.err
     assert json.loads((tmp_path / "run" / "result.json").read_text())["finished"]
     path.write_text(path.read_text().replace("0.png,amber", "0.png,blue", 1))
-    said = run_feddle("resume", "../other", "-q")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert "the data has other labels or clients than when the checkpoint in ../other was made" in said.err
+    result = run_feddle("resume", "../other", "-q")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "the data has other labels or clients than when the checkpoint in ../other was made" in result.err
 
 
 # --- mistakes: one line, exit code 2
 
 
 @pytest.mark.parametrize("name", ["mine.csv", "mine.npz", "."])
-def test_data_in_the_place_of_a_config_is_told_apart(tmp_path: Path, name: str) -> None:
+def test_data_given_as_a_config_is_reported(tmp_path: Path, name: str) -> None:
     (tmp_path / "mine.csv").touch()
-    said = run_feddle("run", name)
-    assert (said.code, said.err) == (
+    result = run_feddle("run", name)
+    assert (result.code, result.err) == (
         2,
         f"feddle: {name} is not a config file; if it is your own data, use --data {name}\n",
     )
@@ -269,9 +271,9 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         "mine.xlsx has the file extension .xlsx; expected a .csv or .npz file, a folder",
     ),
     "empty file": (file_with("mine.csv", b""), "mine.csv is empty; it needs a line of column names"),
-    "header alone": (file_with("mine.csv", b"path,label\n"), "mine.csv has a header but no rows"),
+    "header only": (file_with("mine.csv", b"path,label\n"), "mine.csv has a header but no rows"),
     "not text": (file_with("mine.csv", b"path,label\n\xff\xfe,1\n"), "cannot read"),
-    "open quote": (file_with("mine.csv", b'path,label\n"a,1\n'), "as a CSV file in UTF-8"),
+    "unclosed quote": (file_with("mine.csv", b'path,label\n"a,1\n'), "as a CSV file in UTF-8"),
     "missing column": (
         lambda f: broken_table(f, cell(0, 1, "lable")),
         "has no column label or class or target or y: did you mean 'lable'? It has path, lable, client; "
@@ -301,13 +303,13 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda f: broken_table(f, all_in("tets")),
         "mine.csv has the split 'tets'; it should be train, test or server",
     ),
-    "only a test": (
+    "only test rows": (
         lambda f: broken_table(f, all_in("test")),
         "no row is for training; give some the split train",
     ),
     "no class folders": (folders("", images=["a.png"]), "holds no folders; it should hold one for each class"),
     "empty class": (folders("cats", images=["dogs/a.png"]), "mine/cats holds no images (.jpg, .png, …); add some, or"),
-    "class of the test alone": (
+    "class only in the test": (
         folders(images=["train/a/1.png", "train/b/1.png", "test/c/1.png"]),
         "has no training image of the class 'c'",
     ),
@@ -315,7 +317,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         pipe("mine/a/x.png"),
         "mine/a/x.png is not a regular file, or a broken link; remove it",
     ),
-    "a pipe further down": (pipe("mine/a/more/x.png"), "more/x.png is not a regular file, or a broken link; remove it"),
+    "a pipe in a subfolder": (
+        pipe("mine/a/more/x.png"),
+        "more/x.png is not a regular file, or a broken link; remove it",
+    ),
     "a device": (link("mine/a/x.png", "/dev/zero"), "mine/a/x.png is not a regular file, or a broken link; remove it"),
     "a broken link": (
         link("mine/a/x.png", "gone.png"),
@@ -325,8 +330,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
         lambda f: broken_table(f, cell(7, 0, pipe("mine/x.png")(f) + "/x.png")),
         "mine/x.png; correct its path or leave it out",
     ),
-    "a pipe for a table": (lambda f: pipe("mine.csv")(f), "data.name is csv, but there is no regular file"),
-    "a pipe for an archive": (lambda f: pipe("mine.npz")(f), "data.name is npz, but there is no regular file"),
+    "a pipe instead of a table": (lambda f: pipe("mine.csv")(f), "data.name is csv, but there is no regular file"),
+    "a pipe instead of an archive": (lambda f: pipe("mine.npz")(f), "data.name is npz, but there is no regular file"),
     "nothing to hold out": (folders(images=["a/1.png", "b/1.png"]), "has too few images (2) to hold out 0.2 of them"),
     "not an archive": (file_with("mine.npz", b"PK nothing"), "as a NumPy archive without pickled objects"),
     "pickles": (
@@ -352,33 +357,33 @@ MISTAKES: dict[str, tuple[Callable[[Path], str], str]] = {
     "floats": (archive(images=GREY / 255, labels=TWO), "images should be uint8 (0 to 255), not float64"),
     "flat images": (archive(images=GREY.reshape(4, 64), labels=TWO), "not (4, 64)"),
     "too few labels": (archive(images=GREY, labels=TWO[:3]), "labels has the shape (3,), but there are 4 images"),
-    "half labels": (archive(images=GREY, labels=TWO / 2), "labels should be whole numbers or text, not float64"),
+    "fractional labels": (archive(images=GREY, labels=TWO / 2), "labels should be whole numbers or text, not float64"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_reported_in_one_line(tmp_path: Path, mistake: str) -> None:
     make, expected = MISTAKES[mistake]
-    said = run_feddle("run", "--data", make(tmp_path), "-q")
-    assert said.code == 2
-    assert expected in said.err
-    assert said.err.startswith("feddle: ")
-    assert said.err.count("\n") == 1
+    result = run_feddle("run", "--data", make(tmp_path), "-q")
+    assert result.code == 2
+    assert expected in result.err
+    assert result.err.startswith("feddle: ")
+    assert result.err.count("\n") == 1
     assert not (tmp_path / "runs").exists()
 
 
 @settings(max_examples=60, deadline=None)
 @given(header=st.sampled_from([b"", b"path,label\n", b"path;label;client;split\n"]), rest=st.binary(max_size=80))
-def test_a_table_of_anything_is_refused_and_nothing_else(
+def test_a_random_table_is_refused_without_any_other_error(
     tmp_path_factory: pytest.TempPathFactory, header: bytes, rest: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("tables") / "mine.csv"
     path.write_bytes(header + rest)
-    with pytest.raises(FeddleError):  # there are no images that it could name
+    with pytest.raises(FeddleError):  # no row can name an existing image
         open_data(config_of(path).data)
 
 
-def test_a_damaged_archive_is_refused_and_nothing_else(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_refused_without_any_other_error(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     path = tmp_path / "mine.npz"
     np.savez_compressed(path, images=rng.integers(0, 256, (6, 8, 8), dtype=np.uint8), labels=np.arange(6) % 2)
@@ -399,7 +404,7 @@ def test_a_damaged_archive_is_refused_and_nothing_else(tmp_path: Path) -> None:
         open_data(config_of(path, "npz").data)
 
 
-def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(FeddleError, match=r"needs Hugging Face's datasets; pip install 'feddle\[huggingface\]'"):
@@ -414,7 +419,7 @@ def cut(path: Path) -> None:
 
 
 def bomb(path: Path) -> None:
-    """The beginning of a PNG file of 144 million pixels, of which Pillow warns."""
+    """The beginning of a PNG file of 144 million pixels, about which Pillow warns."""
     header = b"IHDR" + struct.pack(">IIBBBBB", 12_000, 12_000, 8, 0, 0, 0, 0)
     content = b"IDAT" + zlib.compress(bytes(100))
     chunks = [struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in (header, content)]
@@ -435,18 +440,18 @@ def deep(path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_unreadable_image_ends_the_run_with_its_name(
+def test_an_unreadable_image_stops_the_run_with_an_error_that_names_it(
     tmp_path: Path, damage: Callable[[Path], object], expected: str, workers: int
 ) -> None:
     # the split is given, so that it is a training image
     table(tmp_path, split=lambda i: "test" if i % 9 > 6 else "train")
     damage(tmp_path / "images" / "0.png")
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key not in ("clients", "workers")]
-    said = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28", "-q", f"-oworkers={workers}")
-    assert said.code == 2
-    assert "images/0.png" in said.err
-    assert expected in said.err
-    assert said.err.count("\n") == 1
+    result = run_feddle("run", "--data", "mine.csv", *options, "-odata.image_size=28", "-q", f"-oworkers={workers}")
+    assert result.code == 2
+    assert "images/0.png" in result.err
+    assert expected in result.err
+    assert result.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -464,7 +469,7 @@ def test_an_unreadable_image_ends_the_run_with_its_name(
         ({"columns": {"labels": "x"}}, "unknown key 'labels'; did you mean 'label'?"),
     ],
 )
-def test_a_wrong_place_is_a_mistake_in_the_config(data: dict[str, Any], expected: str) -> None:
+def test_invalid_options_of_data_are_errors_of_the_config(data: dict[str, Any], expected: str) -> None:
     with pytest.raises(FeddleError) as caught:
         parse_config({"data": data})
     assert expected in str(caught.value)
@@ -479,7 +484,7 @@ def test_natural_clients_need_data_that_names_them(tmp_path: Path) -> None:
         build_collection(config)
 
 
-def test_a_name_that_does_not_fit_what_is_there(tmp_path: Path) -> None:
+def test_a_data_name_that_does_not_match_its_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(
         FeddleError, match=r"data.name is csv, but there is no regular file .*; correct data.path, or set data.name"
     ):
@@ -508,7 +513,7 @@ def test_each_client_holds_the_rows_that_name_it(tmp_path: Path) -> None:
     assert (len(federation.server), len(federation.test)) == (2, 3)  # half of a small test set is the server's
 
 
-def test_clients_are_drawn_from_those_present(tmp_path: Path) -> None:
+def test_clients_are_drawn_from_those_in_the_data(tmp_path: Path) -> None:
     path = table(tmp_path, clients=8, each=3)
     drawn = []
     for seed in range(4):
@@ -527,7 +532,7 @@ def test_clients_are_drawn_from_those_present(tmp_path: Path) -> None:
     assert {int(again.path(i).stem) // 3 for i in range(len(again))} == drawn[0]
 
 
-def test_columns_may_have_names_of_your_own(tmp_path: Path) -> None:
+def test_columns_may_have_custom_names(tmp_path: Path) -> None:
     table(tmp_path)
     rows = [tuple(row) for row in csv.reader((tmp_path / "mine.csv").read_text(encoding="utf-8").splitlines())][1:]
     text = "\n".join(["Datei;Farbe;Klinik", *(";".join(row) for row in rows), ""])
@@ -543,7 +548,7 @@ def test_columns_may_have_names_of_your_own(tmp_path: Path) -> None:
         open_data(config_of(tmp_path / "andere.csv", data={"columns": {**columns, "client": "Haus"}}).data)
 
 
-def test_validation_rows_stand_in_for_test_rows_and_else_are_left_out(tmp_path: Path) -> None:
+def test_validation_rows_are_only_used_without_test_rows(tmp_path: Path) -> None:
     parts = {"both": ("train", "train", "val", "test"), "val alone": ("train", "train", "train", "val")}
     sizes = {}
     for name, split in parts.items():
@@ -608,7 +613,7 @@ def pixels_of(collection: Collection) -> torch.Tensor:
     return collection.train.images
 
 
-def test_an_archive_may_hold_its_channels_anywhere_and_go_by_several_names(tmp_path: Path) -> None:
+def test_an_archive_may_have_channels_first_or_last_and_other_array_names(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (12, 10, 9, 3), dtype=np.uint8)
     labels, who = np.arange(12) % 3, np.repeat(["a", "b", "c"], 4)
@@ -667,9 +672,9 @@ def test_a_hugging_face_dataset_on_disk(tmp_path: Path) -> None:
     for image, target in zip(inputs, targets.tolist(), strict=True):
         assert ((image.mean((1, 2)) + 1) * 127.5).round().tolist() == list(COLOURS[list(COLOURS)[target]])
     options = [f"-o{key}={json.dumps(value)}" for key, value in SHORT.items() if key not in ("clients", "workers")]
-    said = run_feddle("run", "--data", "mine", *options, "-odata.image_size=28", "-oworkers=2")
-    assert said.code == 0, said.err
-    assert "24 images of 3 classes, 4 clients in the data" in said.err
+    result = run_feddle("run", "--data", "mine", *options, "-odata.image_size=28", "-oworkers=2")
+    assert result.code == 0, result.err
+    assert "24 images of 3 classes, 4 clients in the data" in result.err
 
 
 def test_a_hugging_face_dataset_of_splits(tmp_path: Path) -> None:
@@ -681,24 +686,24 @@ def test_a_hugging_face_dataset_of_splits(tmp_path: Path) -> None:
     assert collection.test.labels.tolist() == [0, 1, 2] * 2
     assert collection.train.owners is None
     hf.DatasetDict(other=dataset(colours)).save_to_disk(tmp_path / "odd")
-    said = run_feddle("run", "--data", "odd")
-    assert (said.code, "has the splits other, but none is called train" in said.err) == (2, True)
+    result = run_feddle("run", "--data", "odd")
+    assert (result.code, "has the splits other, but none is called train" in result.err) == (2, True)
     (tmp_path / "mine" / "train" / "state.json").write_text("{")
-    said = run_feddle("run", "--data", "mine")
-    assert (said.code, said.err.count("\n"), "as a Hugging Face dataset on disk" in said.err) == (2, 1, True)
+    result = run_feddle("run", "--data", "mine")
+    assert (result.code, result.err.count("\n"), "as a Hugging Face dataset on disk" in result.err) == (2, 1, True)
 
 
 @pytest.mark.parametrize("column", ["label", "client"])
 @pytest.mark.parametrize("kind", [hf.Image(), hf.Sequence(hf.Value("int64"))], ids=["images", "lists"])
-def test_a_column_of_no_single_values_is_refused(tmp_path: Path, column: str, kind: Any) -> None:
+def test_a_column_of_images_or_lists_is_refused(tmp_path: Path, column: str, kind: Any) -> None:
     whole = dataset(list(COLOURS) * 4, clients=[0] * 12)
     values = whole["image"] if isinstance(kind, hf.Image) else [[1, 2]] * 12
     features = hf.Features({**whole.features, column: kind})
     hf.Dataset.from_dict({**whole.to_dict(), column: list(values)}, features=features).save_to_disk(tmp_path / "mine")
-    said = run_feddle("run", "--data", "mine", "-q")
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert f"mine: the column {column} should hold numbers or text, not" in said.err
-    assert f"set data.columns.{column} to another one" in said.err
+    result = run_feddle("run", "--data", "mine", "-q")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"mine: the column {column} should hold numbers or text, not" in result.err
+    assert f"set data.columns.{column} to another one" in result.err
 
 
 def test_splits_with_labels_of_different_types_are_refused(tmp_path: Path) -> None:
@@ -707,10 +712,10 @@ def test_splits_with_labels_of_different_types_are_refused(tmp_path: Path) -> No
         test = dataset(colours).cast_column("label", hf.Value("int64")).cast_column("label", kind)
         shutil.rmtree(tmp_path / "mine", ignore_errors=True)
         hf.DatasetDict(train=dataset(colours), test=test).save_to_disk(tmp_path / "mine")
-        said = run_feddle("run", "--data", "mine", "-q")
-        assert (said.code, said.err.count("\n")) == (2, 1)
-        assert f"the column label is {kind} in test, but ClassLabel(names=['amber'" in said.err
-        assert "in train; cast one of them to the type of the other" in said.err
+        result = run_feddle("run", "--data", "mine", "-q")
+        assert (result.code, result.err.count("\n")) == (2, 1)
+        assert f"the column label is {kind} in test, but ClassLabel(names=['amber'" in result.err
+        assert "in train; cast one of them to the type of the other" in result.err
 
 
 # --- decoding when used
@@ -734,7 +739,7 @@ def test_images_are_decoded_once_and_only_when_used(tmp_path: Path) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(limit=st.integers(0, 6 * 3 * 16 * 16), batches=st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=4))
-def test_what_is_kept_does_not_change_what_is_taken(
+def test_the_size_of_the_cache_does_not_change_the_images(
     tmp_path_factory: pytest.TempPathFactory, limit: int, batches: list[list[int]]
 ) -> None:
     folder = tmp_path_factory.mktemp("images")
@@ -751,26 +756,26 @@ def test_what_is_kept_does_not_change_what_is_taken(
         assert red.tolist() == [10 + 3 * i for i in batch]
 
 
-def test_an_image_that_pillow_warns_of_is_decoded_in_silence(tmp_path: Path) -> None:
+def test_an_image_that_pillow_warns_about_is_decoded_without_a_warning(tmp_path: Path) -> None:
     gradient = Image.linear_gradient("L").resize((30, 30)).convert("P")
     gradient.save(tmp_path / "clear.png", transparency=bytes(range(200)))
     assert Files.of(tmp_path, ["clear.png"]).decode(0, 28, 3).shape == (3, 28, 28)  # warnings are errors here
 
 
-def test_a_pipe_that_takes_the_place_of_an_image_is_not_opened(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_an_image_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.png")
     with pytest.raises(FeddleError, match=r"x.png is not a regular file, or it is missing; leave it out"):
         Files.of(tmp_path, ["x.png"]).decode(0, 28, 3)
 
 
-def test_large_photos_and_grey_ones_become_what_is_asked_for(tmp_path: Path) -> None:
+def test_photos_are_converted_to_the_given_size_and_channels(tmp_path: Path) -> None:
     Image.linear_gradient("L").resize((640, 480)).save(tmp_path / "grey.jpg", quality=95)
     Image.new("RGBA", (50, 20), (200, 100, 50, 128)).save(tmp_path / "clear.png")
     files = Files.of(tmp_path, ["grey.jpg", "clear.png"])
     grey = files.decode(0, 32, 3)
     assert grey.shape == (3, 32, 32)
     assert torch.equal(grey[0], grey[2])
-    assert (grey[0, :, 0].diff().short() >= 0).all()  # the gradient is still one
+    assert (grey[0, :, 0].diff().short() >= 0).all()  # still increasing from top to bottom
     assert files.decode(0, 32, 1).shape == (1, 32, 32)
     assert files.decode(1, 8, 3)[:, 4, 4].tolist() == [200, 100, 50]
 
@@ -782,7 +787,7 @@ def model_after(config: Config) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("augmentation", ["none", "crop-flip"])
-def test_bits_depend_neither_on_workers_nor_on_what_is_kept(tmp_path: Path, augmentation: str) -> None:
+def test_models_are_bit_identical_with_any_workers_and_cache(tmp_path: Path, augmentation: str) -> None:
     path = table(tmp_path)
     data = {"augmentation": augmentation}
     expected = model_after(config_of(path, data=data))
@@ -825,8 +830,8 @@ def test_every_class_and_client_keeps_a_training_image(rows: list[tuple[int, int
     assert torch.equal(again.labels, test.labels)
 
 
-def test_test_images_go_with_the_clients_that_they_belong_to() -> None:
-    # clients 0 to 2 train; 7 is only in the test, and one test image is nobody's
+def test_test_images_stay_with_their_clients() -> None:
+    # clients 0 to 2 train; client 7 has only a test image, and one test image has no client
     train = Labelled(torch.zeros(6, 1, 1, 1), torch.zeros(6, dtype=torch.int64), torch.tensor([0, 1, 2, 0, 1, 2]))
     test = Labelled(torch.zeros(5, 1, 1, 1), torch.arange(5), torch.tensor([0, 1, 2, 7, NOBODY]))
     drawn = among_drawn(Collection("mine", train, test, 5), 1, seed=0)
@@ -836,7 +841,7 @@ def test_test_images_go_with_the_clients_that_they_belong_to() -> None:
     kept = drawn.test.labels.tolist()
     assert kept[1:] == [3, 4]
     assert kept[0] in (0, 1, 2)
-    alone = test.select(torch.tensor([i for i in range(3) if i != kept[0]]))  # of those who were not drawn
+    alone = test.select(torch.tensor([i for i in range(3) if i != kept[0]]))  # of clients that were not drawn
     assert among_drawn(Collection("mine", train, alone, 5), 1, seed=0).test is None
 
 
@@ -856,7 +861,7 @@ def test_label_noise_changes_its_share_of_the_labels_and_nothing_else(tmp_path: 
     assert torch.equal(all_of(clean.test)[1], all_of(noisy.test)[1])
 
 
-def test_rows_of_the_servers_own(tmp_path: Path) -> None:
+def test_rows_for_the_server(tmp_path: Path) -> None:
     parts = ("train", "train", "server", "test")
     path = table(tmp_path / "csv", split=lambda i: parts[i % 4])
     federation = build_problem(config_of(path))
@@ -876,7 +881,7 @@ def test_rows_of_the_servers_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["images", "npz", "huggingface"])
-def test_a_part_for_the_server_in_every_kind_of_data(tmp_path: Path, kind: str) -> None:
+def test_every_kind_of_data_may_have_a_part_for_the_server(tmp_path: Path, kind: str) -> None:
     sizes = {"train": 12, "test": 6, "server": 3}
     path = tmp_path / "mine"
     match kind:
@@ -898,7 +903,7 @@ def test_a_part_for_the_server_in_every_kind_of_data(tmp_path: Path, kind: str) 
     assert collection.server.labels.tolist() == [0, 1, 2]
 
 
-def test_another_table_at_the_server(tmp_path: Path) -> None:
+def test_the_server_may_have_another_table(tmp_path: Path) -> None:
     ours, theirs = table(tmp_path / "ours"), table(tmp_path / "theirs", clients=2, each=6)
     server = {"name": "csv", "path": str(theirs), "samples": 10}
     federation = build_problem(config_of(ours, data={"server": server}))
@@ -917,7 +922,7 @@ def test_another_table_at_the_server(tmp_path: Path) -> None:
 # --- augmentation
 
 
-def test_crop_flip_shifts_and_mirrors_each_image_on_its_own() -> None:
+def test_crop_flip_shifts_and_mirrors_each_image_independently() -> None:
     rows, columns = torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij")
     image = (10 * rows + columns).float().expand(40, 1, 8, 8)
     changed = crop_flip(image, torch.Generator().manual_seed(0))
@@ -933,20 +938,20 @@ def test_crop_flip_shifts_and_mirrors_each_image_on_its_own() -> None:
         ]
         assert len(found) == 1
         seen.update(found)
-    assert len(seen) > 12  # of the 18 there are
+    assert len(seen) > 12  # of 18 possible changes
     again = crop_flip(image, torch.Generator().manual_seed(0))
     assert torch.equal(again, changed)
 
 
 def moved(down: int, right: int, mirrored: bool) -> torch.Tensor:
-    """The test image read from (down, right) on, its edges repeated, and then mirrored."""
+    """The test image, read at an offset of (down, right) with repeated edges, then mirrored."""
     rows = (torch.arange(8) + down).clamp(0, 7)
     columns = (torch.arange(8) + right).clamp(0, 7)
     image = (10 * rows[:, None] + columns[None]).float()
     return image.flip(1) if mirrored else image
 
 
-def test_augmentation_changes_training_and_not_the_test(tmp_path: Path) -> None:
+def test_augmentation_changes_training_and_not_the_test_data(tmp_path: Path) -> None:
     for i in range(24):  # stripes, so that a shift shows
         pixels = np.tile(np.arange(32, dtype=np.uint8) * (3 + i % 2 * 4), (32, 1))
         (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
@@ -959,11 +964,11 @@ def test_augmentation_changes_training_and_not_the_test(tmp_path: Path) -> None:
     assert torch.equal(all_of(tests[0])[0], all_of(tests[1])[0])
 
 
-# --- the same data, whatever it comes as; and any torch dataset
+# --- the same data in several formats, and any torch dataset
 
 
 def tiny_digits(tmp_path: Path) -> dict[str, Config]:
-    """The same run on the digits as they are built in, as an archive, and as files that a table names."""
+    """The same run on the built-in digits, on an archive of them, and on a table of image files."""
     digits = load("digits", quiet=True)
     arrays = {name: getattr(digits, name).numpy() for name in ("train_images", "train_labels", "test_images")}
     np.savez(tmp_path / "digits.npz", **arrays, test_labels=digits.test_labels.numpy())
@@ -984,13 +989,13 @@ def tiny_digits(tmp_path: Path) -> dict[str, Config]:
     }
 
 
-def test_the_same_images_give_the_same_bits_whatever_they_come_as(tmp_path: Path) -> None:
+def test_the_same_images_in_any_format_give_bit_identical_models(tmp_path: Path) -> None:
     models = {name: model_after(config) for name, config in tiny_digits(tmp_path).items()}
     assert torch.equal(models["npz"], models["digits"])
     assert torch.equal(models["csv"], models["digits"])
 
 
-def test_any_torch_dataset_is_spread_over_clients() -> None:
+def test_any_torch_dataset_is_divided_among_clients() -> None:
     points = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
     labels = (points[:, 0] > 0).long()
     data = TensorDataset(points, labels)

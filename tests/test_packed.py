@@ -1,4 +1,4 @@
-"""Anchors that are kept in less memory."""
+"""Anchors stored in less memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def filled(rows: Rows, *anchors: list[float]) -> Rows:
 
 
 def test_int8_worked_out() -> None:
-    # the largest number is 12.7, so a step is 0.1: 1.27 becomes 13 steps, 1.3; −0.04 becomes none
+    # the largest number is 12.7, so a step is 0.1: 1.27 becomes 13 steps, 1.3; −0.04 becomes 0
     rows = filled(Int8Rows.empty(2, 3), [12.7, 1.27, -0.04], [0.0, 0.0, 0.0])
     assert rows.codes.tolist() == [[127, 13, 0], [0, 0, 0]]  # type: ignore[attr-defined]
     # (1, 1, 1) + 2·(12.7, 1.3, 0)
@@ -43,7 +43,7 @@ def test_int8_worked_out() -> None:
 @pytest.mark.parametrize("kind", MAKERS)
 @settings(deadline=None, max_examples=30)
 @given(count=st.integers(1, 9), width=st.sampled_from([1, 7, 8191, 8192, 8193, 20_000]), seed=st.integers(0, 99))
-def test_every_kind_is_nearly_the_matrix(kind: str, count: int, width: int, seed: int) -> None:
+def test_every_storage_is_close_to_the_exact_matrix(kind: str, count: int, width: int, seed: int) -> None:
     numbers = np.random.default_rng(seed)
     matrix = torch.from_numpy(numbers.uniform(-1, 1, (count, width))).float()
     rows = MAKERS[kind](count + 2, width)
@@ -52,14 +52,14 @@ def test_every_kind_is_nearly_the_matrix(kind: str, count: int, width: int, seed
     active = rows.first(count)
     coefficients = torch.from_numpy(numbers.normal(size=count)).float()
     vector = torch.from_numpy(numbers.normal(size=width)).float()
-    step = {"int8": 0.5 / 127}.get(kind, 1e-6)  # how far a number may be off
+    step = {"int8": 0.5 / 127}.get(kind, 1e-6)  # the largest error of a number
     sums, products = active.combine(vector, coefficients), active.project(vector)
     assert (sums - (vector + coefficients @ matrix)).abs().max() <= step * coefficients.abs().sum() + 1e-4
     assert (products - matrix @ vector).abs().max() <= step * vector.abs().sum() + 1e-3
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_an_atlas_of_any_kind_is_restored(kind: str) -> None:
+def test_an_atlas_with_any_storage_is_restored(kind: str) -> None:
     first, second = (Atlas(3, 4, rows=MAKERS[kind](3, 4)) for _ in range(2))
     for row in range(2):
         first.insert(Job(row, 0, 0), torch.tensor([1.0, 2.0, 3.0, 4.0]) * (row + 1))
@@ -69,7 +69,7 @@ def test_an_atlas_of_any_kind_is_restored(kind: str) -> None:
     assert torch.equal(first.active().combine(torch.zeros(4), ones), second.active().combine(torch.zeros(4), ones))
 
 
-def test_too_large_an_atlas_says_what_to_do() -> None:
+def test_too_large_an_atlas_is_reported_with_a_remedy() -> None:
     with pytest.raises(
         FeddleError, match=r"no memory for an atlas of 1000000 anchors \(.* GB\); lower method.atlas_size"
     ):
@@ -95,12 +95,12 @@ def simulate(storage: str | dict[str, object]) -> feddle.Run[Any]:
     ("storage", "kind"),
     [("float32", FloatRows), ("int8", Int8Rows), ({"name": "int8"}, Int8Rows)],
 )
-def test_the_config_names_the_kind(storage: str | dict[str, object], kind: type) -> None:
+def test_the_config_selects_the_storage(storage: str | dict[str, object], kind: type) -> None:
     run = simulate(storage)
     assert isinstance(run.server.strategy, Feddle)
     assert isinstance(run.server.strategy.atlas.active(), kind)
 
 
-def test_a_kind_that_was_removed_is_an_unknown_name() -> None:
+def test_a_removed_storage_is_an_unknown_name() -> None:
     with pytest.raises(FeddleError, match=r"method\.storage: unknown name 'bfloat16'; did you mean 'float32'"):
         simulate("bfloat16")

@@ -54,7 +54,7 @@ def _no_work(job: Job, start: Weights) -> Update:
 
 
 def paper(*overrides: str, sizes: Sizes = Sizes(3, 2)) -> dict[str, float]:  # noqa: B008 - frozen
-    """An estimate on paper, flat."""
+    """An estimate on paper, as a flat table."""
     made = forecast_on_paper(parse_config({}, overrides), sizes, None).estimate
     return {**vars(made.network), **vars(made.space)}
 
@@ -76,8 +76,8 @@ def test_three_numbers_on_paper() -> None:
     assert found["checkpoint"] == 120
 
 
-def test_feddle_keeps_its_atlas() -> None:
-    # Of 2 × 2 anchors all are filled by 6 updates: 4 instead of 1 vector, and 5 in the merge instead of 2.
+def test_the_estimate_of_feddle_includes_its_atlas() -> None:
+    # 6 updates fill all 2 × 2 anchors: 4 vectors instead of 1, and 5 in the merge instead of 2.
     assert paper(*THREE)["server"] == 84 + 12 * 6
     assert paper(*THREE, "method.storage=int8")["server"] == 84 + 12 * 3
     assert paper(*THREE, "method.atlas_size=3")["server"] == 84 + 12 * 5
@@ -86,7 +86,7 @@ def test_feddle_keeps_its_atlas() -> None:
     assert paper(*THREE, "checkpoint.every=0")["checkpoint"] == 0
 
 
-def test_a_cache_that_does_not_fit_is_in_a_file() -> None:
+def test_a_cache_above_its_limit_is_in_a_file() -> None:
     small, large = (paper(*THREE, "method=ca2fl", f"method.cache_limit={mb}") for mb in (1, 1e-6))
     assert small["cache_file"] == 0
     assert large["cache_file"] > 0
@@ -101,10 +101,10 @@ def test_the_shares_of_delays() -> None:
 
 
 def test_a_version_is_pinned_until_its_last_job_has_arrived() -> None:
-    # Without delays, the jobs of a round return in it: only the current version is pinned.
+    # Without delays, jobs return in the round in which they start: only the current version is pinned.
     assert expected(10, 2, 50, Delays(sigma=0)).pinned == 1
-    # With a single client at a time of many, a version is pinned as long as its one job is in flight: 1 + mean delay,
-    # and two standard deviations more at most.
+    # With one of many clients per round, a version is pinned as long as its one job is in flight: 1 + mean delay, plus
+    # two standard deviations at most.
     mean = float(np.arange(len(delay_shares(5.0, 500))) @ delay_shares(5.0, 500))
     assert 1 + mean < expected(10**6, 1, 500, Delays(sigma=5)).pinned < 1 + mean + 2 * math.sqrt(mean)
 
@@ -178,26 +178,26 @@ def test_late_updates_that_are_discarded_are_sent_but_not_trained() -> None:
     assert mean.returned == pytest.approx(schedule.traffic.returned, rel=0.05)
 
 
-def test_a_million_clients_are_planned_at_once() -> None:
+def test_a_plan_of_a_million_clients() -> None:
     traffic = expected(10**6, 1000, 10**6, Delays(sigma=20))
     assert traffic.dispatched == pytest.approx(1e9)
     assert 0.9999 * traffic.dispatched < traffic.returned <= traffic.dispatched
 
 
-def test_delays_that_are_too_long_for_paper() -> None:
+def test_delays_that_are_too_long_for_an_estimate_are_refused() -> None:
     with pytest.raises(FeddleError, match="expected delays of at most 4000 rounds"):
         expected(10, 1, 10**6, Delays(sigma=1e5))
 
 
 @pytest.mark.parametrize("name", [member.model_fields["name"].default for member in get_args(AnyMethod)])
-def test_every_method_tells_its_cost(name: str, tmp_path: Path) -> None:
+def test_every_method_estimates_its_cost(name: str, tmp_path: Path) -> None:
     config = tiny(method=name)
     run = simulated(config, build_problem(config), scratch=tmp_path)
     schedule = replayed(run.runtime, config.rounds)
     setting = setting_of(config, schedule.traffic, Sizes(run.layout.size), Held(20, 72, 100, 259))
     cost = cost_of(config.method, setting)
     assert cost.known
-    assert cost.max_staleness == max_staleness(run.server.strategy), "as the method itself"
+    assert cost.max_staleness == max_staleness(run.server.strategy), "equal to that of the method itself"
     run.go()
     state = run.server.state_dict()
     kept = sum(t.nbytes for name, t in state.items() if name.startswith("strategy")) / (4 * run.layout.size)
@@ -207,9 +207,9 @@ def test_every_method_tells_its_cost(name: str, tmp_path: Path) -> None:
 def test_a_custom_method_is_not_included(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "still_there.py").write_text("class Same:\n    def merge(self, model, arrivals, round): ...\n")
     monkeypatch.chdir(tmp_path)
-    said = run_feddle("plan", config_file(tmp_path), "--method", "still_there:Same", "-q")
-    assert said.code == 0, said.err
-    assert "What still_there:Same itself computes and keeps is not known" in said.out
+    result = run_feddle("plan", config_file(tmp_path), "--method", "still_there:Same", "-q")
+    assert result.code == 0, result.err
+    assert "What still_there:Same itself computes and keeps is not known" in result.out
 
 
 # A real run
@@ -220,7 +220,7 @@ def folder_size(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("method", ["feddle", "ca2fl", "fedavg", "center"])
-def test_a_real_run_sends_pins_and_saves_what_was_planned(
+def test_a_real_run_sends_pins_and_saves_as_estimated(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny(rounds=12, workers=0, method=method, delays={"sigma": 2.0}, checkpoint={"every": 3})
@@ -249,7 +249,7 @@ def test_a_real_run_sends_pins_and_saves_what_was_planned(
     assert planned.time.wall == pytest.approx(planned.time.cpu), "without workers, one core does everything"
 
 
-def test_the_measurement_leaves_the_model_as_it_was() -> None:
+def test_the_measurement_does_not_change_the_model() -> None:
     config = tiny()
     run = simulated(config, build_problem(config))
     before = run.layout.read(run.problem.model).vector
@@ -265,15 +265,15 @@ def test_the_measurement_leaves_the_model_as_it_was() -> None:
 def test_the_time_of_a_cell_depends_on_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tiny(method="fedbuff", rounds=400)
     half = tiny(method="fedbuff", rounds=400, data={**TINY["data"], "classes": [0, 1, 2, 3, 4]})
-    asked, measured = [], grid_estimate._measured
+    requested, measured = [], grid_estimate._measured
 
     def counting(model: ModelOptions, classes: int, size: int, channels: int, text: bool) -> tuple[int, Measured]:
-        asked.append(classes)
+        requested.append(classes)
         return measured(model, 10, size, channels, text)
 
     monkeypatch.setattr(grid_estimate, "_measured", counting)
     assert core_seconds(half) - 3 == pytest.approx((core_seconds(whole) - 3) / 2, rel=0.2)
-    assert asked == [5, 10]
+    assert requested == [5, 10]
 
 
 def test_the_time_of_a_cell_with_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,12 +292,12 @@ def config_file(folder: Path) -> Path:
 
 
 def test_the_command_prints_a_table(tmp_path: Path) -> None:
-    said = run_feddle("plan", config_file(tmp_path), "--seed", "3")
-    assert said.code == 0, said.err
-    for word in ("CPU time", "memory of the run", "sent by clients", "pinned versions", "checkpoint on disk", "σ = 1"):
-        assert word in said.out
-    assert "measuring" in said.err
-    assert list(tmp_path.iterdir()) == [tmp_path / "tiny.yaml"], "nothing is written"
+    result = run_feddle("plan", config_file(tmp_path), "--seed", "3")
+    assert result.code == 0, result.err
+    for label in ("CPU time", "memory of the run", "sent by clients", "pinned versions", "checkpoint on disk", "σ = 1"):
+        assert label in result.out
+    assert "measuring" in result.err
+    assert list(tmp_path.iterdir()) == [tmp_path / "tiny.yaml"], "no file is written"
 
 
 def test_the_command_prints_json(tmp_path: Path) -> None:
@@ -311,19 +311,19 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
 
 
 def test_a_million_clients_on_paper() -> None:
-    words = ("--clients", "1e6", "--params", "1e7", "--per-round", "1000", "--rounds", "500", "--sigma", "20")
-    said = run_feddle("plan", *words)
-    assert said.code == 0, said.err
-    assert "sent to clients" in said.out
-    assert "20 TB" in said.out
-    assert "there is no time" in said.out
-    tree = json.loads(run_feddle("plan", *words, "--json", "--method", "fedbuff").out)
+    arguments = ("--clients", "1e6", "--params", "1e7", "--per-round", "1000", "--rounds", "500", "--sigma", "20")
+    result = run_feddle("plan", *arguments)
+    assert result.code == 0, result.err
+    assert "sent to clients" in result.out
+    assert "20 TB" in result.out
+    assert "there is no time" in result.out
+    tree = json.loads(run_feddle("plan", *arguments, "--json", "--method", "fedbuff").out)
     assert tree["time"] is None
     assert tree["network"]["bytes_down"] == 500 * 1000 * 4e7
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("arguments", "message"),
     [
         ((), "expected a CONFIG (a YAML file), --data with your own data, or --params"),
         (("--params", "1e6", "--rounds", "1e9"), "--rounds: input should be less than or equal to"),
@@ -345,14 +345,14 @@ def test_a_million_clients_on_paper() -> None:
         (("tiny.yaml", "-o", "data.name=femnist"), "femnist cannot be downloaded"),
     ],
 )
-def test_a_mistake_is_one_line(
-    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_mistake_is_reported_in_one_line(
+    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config_file(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "data"))
-    said = run_feddle("plan", *words, "-q")
-    assert said.code == 2, said.text
-    assert line in said.err
-    assert said.err.count("\n") == 1
-    assert not said.out
+    result = run_feddle("plan", *arguments, "-q")
+    assert result.code == 2, result.text
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert not result.out

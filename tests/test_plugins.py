@@ -1,4 +1,4 @@
-"""Methods, models and sources of the user's own code, named by an import path."""
+"""Custom methods, models and data sources, given by an import path."""
 
 import json
 import sys
@@ -86,8 +86,8 @@ def stripes(path=None):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a module in the folder of the test, which is the current folder."""
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module in the test's folder, which is the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "feddle_own.py").write_text(CODE)
@@ -96,23 +96,23 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     sys.modules.pop("feddle_own", None)
 
 
-def test_momentum_by_hand(own: str) -> None:
+def test_momentum_by_hand(module: str) -> None:
     # the first step is (1, 2, 3); the second is 0.5 · (1, 2, 3) + (1, 0, −1) = (1.5, 1, 0.5)
-    method: Any = ImportedMethod(name=f"{own}:FedBuffM").build(None)  # type: ignore[arg-type]
+    method: Any = ImportedMethod(name=f"{module}:FedBuffM").build(None)  # type: ignore[arg-type]
     first = method.merge(weights(0.0, 0.0, 0.0), [arrival(1.0, 2.0, 3.0)], 1).weights
     second = method.merge(first, [arrival(1.0, 0.0, -1.0)], 2).weights
     assert second.vector.tolist() == [2.5, 3.0, 3.5]
 
 
-def test_arguments_come_from_the_options_and_from_feddle(own: str) -> None:
-    assert called(f"{own}:FedBuffM", {"momentum": 0.1}, {"lr": 3.0, "classes": 2}).lr == 3.0
-    assert called(f"{own}:FedBuffM", {"lr": 4.0}, {"lr": 3.0}).lr == 4.0
-    check_arguments(f"{own}:make_model", ["width"], ["classes", "channels"])
+def test_arguments_come_from_the_options_and_from_feddle(module: str) -> None:
+    assert called(f"{module}:FedBuffM", {"momentum": 0.1}, {"lr": 3.0, "classes": 2}).lr == 3.0
+    assert called(f"{module}:FedBuffM", {"lr": 4.0}, {"lr": 3.0}).lr == 4.0
+    check_arguments(f"{module}:make_model", ["width"], ["classes", "channels"])
     assert imported("json:decoder.JSONDecoder") is json.JSONDecoder
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "expected"),
     [
         (
             "feddle_own:FedBufM",
@@ -137,61 +137,63 @@ def test_arguments_come_from_the_options_and_from_feddle(own: str) -> None:
         ({"name": "feddle_own:FedBuffM", "x": 1}, "unknown key 'x' of feddle_own:FedBuffM; it takes momentum, lr"),
     ],
 )
-@pytest.mark.usefixtures("own")
-def test_a_mistake_is_one_line_that_names_the_key(method: Any, said: str) -> None:
+@pytest.mark.usefixtures("module")
+def test_a_mistake_is_reported_in_one_line_with_its_key(method: Any, expected: str) -> None:
     with pytest.raises(FeddleError) as caught:
         parse_config({**TINY, "method": method}, source="mine.yaml")
     assert str(caught.value).startswith("mine.yaml: method: ")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not Path("executed").exists()
 
 
-def test_code_that_fails_is_one_line_and_writes_nothing(own: str, tmp_path: Path) -> None:
-    for override, said in (
-        (f"method={own}:Fails", f"{own}:Fails failed: RuntimeError: no luck"),
-        (f"model={own}:not_a_model", "expected a torch.nn.Module, but it returned int"),
-        (f"data={{name: {own}:not_a_model}}", "expected a dict of NumPy arrays"),
-        (f"data={{name: {own}:nothing}}", f"data.name: cannot import '{own}:nothing'"),
+def test_failing_code_is_reported_in_one_line_and_writes_no_files(module: str, tmp_path: Path) -> None:
+    for override, expected in (
+        (f"method={module}:Fails", f"{module}:Fails failed: RuntimeError: no luck"),
+        (f"model={module}:not_a_model", "expected a torch.nn.Module, but it returned int"),
+        (f"data={{name: {module}:not_a_model}}", "expected a dict of NumPy arrays"),
+        (f"data={{name: {module}:nothing}}", f"data.name: cannot import '{module}:nothing'"),
     ):
         (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-        done = run_feddle("run", "tiny.yaml", "-q", "-o", override, "--out", "failed")
-        assert (done.code, done.err.count("\n")) == (2, 1), done.err
-        assert said in done.err
+        result = run_feddle("run", "tiny.yaml", "-q", "-o", override, "--out", "failed")
+        assert (result.code, result.err.count("\n")) == (2, 1), result.err
+        assert expected in result.err
         assert not Path("failed").exists()
 
 
-def test_a_merge_that_fails_is_one_line_with_its_place(own: str, tmp_path: Path) -> None:
+def test_a_failing_merge_is_reported_in_one_line_with_its_place(module: str, tmp_path: Path) -> None:
     line = CODE.splitlines().index("    return torch.zeros(1).view(round + 1)") + 1
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "method": f"{own}:Bug"}))
-    done = run_feddle("run", "tiny.yaml", "-q", "--out", "failed")
-    assert (done.code, done.err.count("\n")) == (2, 1), done.err
-    assert "Bug.merge, round 1: RuntimeError: " in done.err
-    assert f"({own}.py, line {line}); correct it; --debug shows the traceback" in done.err
-    bug: Any = imported(f"{own}:Bug")()
-    with pytest.raises(FeddleError, match=rf"^Bug\.merge, round 1: .* \({own}\.py, line {line}\)"):
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "method": f"{module}:Bug"}))
+    result = run_feddle("run", "tiny.yaml", "-q", "--out", "failed")
+    assert (result.code, result.err.count("\n")) == (2, 1), result.err
+    assert "Bug.merge, round 1: RuntimeError: " in result.err
+    assert f"({module}.py, line {line}); correct it; --debug shows the traceback" in result.err
+    bug: Any = imported(f"{module}:Bug")()
+    with pytest.raises(FeddleError, match=rf"^Bug\.merge, round 1: .* \({module}\.py, line {line}\)"):
         Server(weights(0.0), bug).advance()
 
 
-def test_a_merge_of_feddle_that_fails_keeps_its_traceback() -> None:
+def test_a_failing_merge_of_feddle_itself_keeps_its_traceback() -> None:
     method = FedBuff(FedBuffOptions())
     method.merge = lambda *_: 1 / 0  # type: ignore[method-assign,assignment]
     with pytest.raises(ZeroDivisionError):
         Server(weights(0.0), method).advance()
 
 
-def test_an_options_class_with_build_gets_the_parts(own: str, tmp_path: Path) -> None:
-    run = run_config(tiny(workers=0, method={"name": f"{own}:WithParts", "factor": 10.0}), tmp_path / "run", quiet=True)
+def test_an_options_class_with_build_gets_the_parts(module: str, tmp_path: Path) -> None:
+    run = run_config(
+        tiny(workers=0, method={"name": f"{module}:WithParts", "factor": 10.0}), tmp_path / "run", quiet=True
+    )
     assert run.server.strategy.lr == 10.0 / 20  # type: ignore[attr-defined]
 
 
-def test_yaml_resume_compare_and_report(own: str, tmp_path: Path) -> None:
-    path = f"{own}:FedBuffM"
+def test_yaml_resume_compare_and_report(module: str, tmp_path: Path) -> None:
+    path = f"{module}:FedBuffM"
     tree = {**TINY, "workers": 0, "checkpoint": {"every": 1}, "method": {"name": path, "lr": 0.5}}
     config = tmp_path / "own.yaml"
-    config.write_text(yaml.safe_dump({**tree, "model": {"name": f"{own}:make_model", "width": 6}}))
-    done = run_feddle("run", config, "-q", "--out", "whole")
-    assert done.code == 0, done.err
+    config.write_text(yaml.safe_dump({**tree, "model": {"name": f"{module}:make_model", "width": 6}}))
+    result = run_feddle("run", config, "-q", "--out", "whole")
+    assert result.code == 0, result.err
     assert yaml.safe_load(Path("whole/config.yaml").read_text())["method"] == {"name": path, "lr": 0.5}
 
     def stop(line: dict[str, Any]) -> None:
@@ -208,28 +210,28 @@ def test_yaml_resume_compare_and_report(own: str, tmp_path: Path) -> None:
     assert path in both.out
     assert Path("both/feddle_own.FedBuffM/result.json").is_file()
     (tmp_path / "feddle_own.py").unlink()  # a report reads files, it imports nothing
-    sys.modules.pop(own)
+    sys.modules.pop(module)
     shown = run_feddle("report", "both", "--out", "page.html")
     assert shown.code == 0, shown.err
     assert path in Path("page.html").read_text()
 
 
-def test_reproduce_adds_a_row_and_keeps_it(own: str) -> None:
-    path = f"{own}:FedBuffM"
-    done = reproduce(Path("grid"), "--methods", f"fedbuff,{path}")
-    assert done.code == 0, done.err
-    assert path in done.out
+def test_reproduce_adds_a_row_and_keeps_it(module: str) -> None:
+    path = f"{module}:FedBuffM"
+    result = reproduce(Path("grid"), "--methods", f"fedbuff,{path}")
+    assert result.code == 0, result.err
+    assert path in result.out
     again = reproduce(Path("grid"), "--methods", "fedbuff")
     assert again.code == 0, again.err
     assert path in again.out
     assert "are not methods" in run_feddle("reproduce", "components", "--methods", path).err
 
 
-def test_a_source_is_a_function_that_returns_arrays(own: str, tmp_path: Path) -> None:
-    data = {"name": f"{own}:stripes", "image_size": 28, "channels": 1}
+def test_a_source_is_a_function_that_returns_arrays(module: str, tmp_path: Path) -> None:
+    data = {"name": f"{module}:stripes", "image_size": 28, "channels": 1}
     config = tiny(workers=0, data=data, clients={"count": 6, "per_round": 3}, rounds=10, training={"lr": 0.01})
     run = run_config(config, tmp_path / "run", quiet=True)
     assert len(run.problem.clients) == 6
     assert run.result["accuracy"] > 0.9
     (source,) = config.sources()
-    assert source.digest() == type(source)(f"{own}:stripes", "anything").digest()  # type: ignore[call-arg]
+    assert source.digest() == type(source)(f"{module}:stripes", "anything").digest()  # type: ignore[call-arg]

@@ -22,7 +22,7 @@ from feddle.training.machine import one_thread
 
 
 def bits(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(torch.int32)  # tells zeros apart by their sign
+    return tensor.contiguous().view(torch.int32)  # distinguishes zeros by their sign
 
 
 def plain(images: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def channels_last(images: Tensor) -> Tensor:
 
 
 def test_worked_out() -> None:
-    # two squares side by side: the first has its largest, 3, twice and the first of them counts; −1 is cut off
+    # two squares side by side: the first has its maximum, 3, twice and the first of them counts; −1 becomes 0
     images = channels_last(torch.tensor([[[[1.0, 3.0, -2.0, -4.0], [3.0, 0.0, -1.0, -3.0]]]])).requires_grad_()
     pooled = PooledReLU()(images)
     assert pooled.tolist() == [[[[3.0, 0.0]]]]
@@ -50,7 +50,7 @@ def test_worked_out() -> None:
     coarse=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_bit_identical_to_torch_both_ways(
+def test_bit_identical_to_torch_forwards_and_backwards(
     shape: tuple[int, int, int, int], scale: float, coarse: bool, seed: int
 ) -> None:
     numbers = torch.Generator().manual_seed(seed)
@@ -60,21 +60,21 @@ def test_bit_identical_to_torch_both_ways(
     pooled, expected = PooledReLU()(ours), plain(theirs)
     assert torch.equal(bits(pooled), bits(expected))
     assert pooled.is_contiguous(memory_format=torch.channels_last)
-    slope = torch.randn(expected.shape, generator=numbers) * scale
-    slope = slope.round() if coarse else slope
-    with one_thread():  # 1e-38: what is flushed to zero there
-        gradients = [torch.autograd.grad(y, x, slope)[0] for y, x in ((pooled, ours), (expected, theirs))]
+    upstream = torch.randn(expected.shape, generator=numbers) * scale
+    upstream = upstream.round() if coarse else upstream
+    with one_thread():  # where numbers below about 1e-38 are flushed to zero
+        gradients = [torch.autograd.grad(y, x, upstream)[0] for y, x in ((pooled, ours), (expected, theirs))]
     assert torch.equal(bits(gradients[0]), bits(gradients[1]))
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_a_gradient_of_the_gradient(size: int) -> None:
+def test_the_gradient_of_a_gradient(size: int) -> None:
     images = channels_last(torch.randn(2, 3, size, size))
     found = []
     for pool in (PooledReLU(), plain):
         x = images.clone().requires_grad_()
-        (slope,) = torch.autograd.grad((pool(x) ** 3).sum(), x, create_graph=True)
-        slope.square().sum().backward()  # type: ignore[no-untyped-call]
+        (gradient,) = torch.autograd.grad((pool(x) ** 3).sum(), x, create_graph=True)
+        gradient.square().sum().backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None
         found.append(x.grad)
     assert found[0].any()
@@ -115,7 +115,7 @@ def test_kernels_without_a_cache(monkeypatch: pytest.MonkeyPatch, cause: type[Ex
     assert twice(21) == 42
 
 
-def test_what_is_not_a_number_is_passed_on() -> None:
+def test_nan_is_passed_on() -> None:
     for place in range(4):
         images = torch.ones(4)
         images[place] = torch.nan
@@ -132,12 +132,12 @@ def test_forward_mode(size: int) -> None:
 
 
 @pytest.mark.parametrize("images", [torch.randn(2, 3, 6, 6), channels_last(torch.randn(2, 3, 6, 6)).double()])
-def test_other_tensors_take_the_plain_way(images: Tensor) -> None:
+def test_other_tensors_use_torchs_own_pooling(images: Tensor) -> None:
     assert torch.equal(PooledReLU()(images), plain(images))
 
 
 def test_the_network_keeps_the_names_of_its_weights() -> None:
-    # as when pooling and ReLU were modules of their own: saved models stay readable
+    # the names from when pooling and ReLU were separate modules: saved models stay readable
     names = [
         name
         for name in CNN(10, CnnOptions(pools=2)).state_dict()

@@ -1,4 +1,4 @@
-"""The Python interface: progress, folders, callbacks, early stopping, and what a run shows of itself."""
+"""The Python interface: progress, folders, callbacks, early stopping, and how a run is displayed."""
 
 import html
 import inspect
@@ -47,12 +47,12 @@ def test_progress_is_shown_on_request_and_not_without_a_terminal(capsys: pytest.
     assert "feddle     round    6/6  accuracy" in shown.err
 
 
-def test_every_callback_hears_each_round_and_may_end_the_run() -> None:
-    heard: list[int] = []
-    run = simulate(callbacks=[lambda line: line["round"] == 3, lambda line: heard.append(line["round"])])
-    assert heard == [1, 2, 3]
+def test_every_callback_is_called_each_round_and_may_end_the_run() -> None:
+    seen: list[int] = []
+    run = simulate(callbacks=[lambda line: line["round"] == 3, lambda line: seen.append(line["round"])])
+    assert seen == [1, 2, 3]
     assert (run.result["rounds"], run.result["finished"]) == (3, True)
-    assert len(simulate(callbacks=heard.append).history) == 6, "one function is enough, and only True ends the run"
+    assert len(simulate(callbacks=seen.append).history) == 6, "one function is enough, and only True ends the run"
 
 
 def test_patience_by_hand() -> None:
@@ -96,7 +96,7 @@ def test_a_stopped_run_continues_and_a_finished_one_is_loaded(tmp_path: Path, me
     assert not (out / "start.safetensors").exists()
 
 
-def test_a_run_that_patience_ended_has_the_same_result_if_it_is_resumed(
+def test_a_run_ended_by_patience_has_the_same_result_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stalled: dict[str, Any] = {"patience": 2, "training": {"lr": 1e-12}, "method": "fedbuff"}
@@ -123,19 +123,19 @@ def test_other_settings_or_data_are_refused(tmp_path: Path) -> None:
 def test_the_command_line_says_how_to_continue(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         simulate(out=tmp_path / "run", callbacks=stop_at(2))
-    told = run_feddle("resume", tmp_path / "run")
-    assert told.code == 2
-    assert "holds a simulation; to continue it: in Python, call feddle.simulate as before" in told.err
+    result = run_feddle("resume", tmp_path / "run")
+    assert result.code == 2
+    assert "holds a simulation; to continue it: in Python, call feddle.simulate as before" in result.err
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").touch()
     with pytest.raises(FeddleError, match=r"is not empty \(it holds notes.txt\); .* folder with out=$"):
         simulate(out=tmp_path / "other")
 
 
-# What a run shows
+# How a run is displayed
 
 
-def test_a_run_in_words_as_a_table_and_as_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_as_text_as_a_table_and_as_a_plot(monkeypatch: pytest.MonkeyPatch) -> None:
     run = simulate()
     accuracy = f"{run.result['accuracy']:.1%}"
     assert repr(run).startswith(f"Run(method feddle, rounds 6, accuracy {accuracy}, ")
@@ -200,7 +200,7 @@ def test_help_names_every_field(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
-def test_the_page_about_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_in_the_python_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image = pytest.importorskip("PIL.Image")  # noqa: N806
     page = Path("docs/python.md").read_text()
     monkeypatch.chdir(tmp_path)
@@ -224,4 +224,4 @@ def test_public_names_are_listed_and_documented() -> None:
         assert documented, name
         if inspect.isfunction(thing):
             missing = [each for each in inspect.signature(thing).parameters if each not in documented]
-            assert not missing, f"{name} says nothing about {missing}"
+            assert not missing, f"{name} does not document {missing}"

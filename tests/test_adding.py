@@ -1,4 +1,4 @@
-"""Adding a method takes one file and one entry in the list of methods; everything else then knows it."""
+"""Adding a method takes one file and one entry in the list of methods. All commands then support it."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ class ToyState:
 
 
 class Toy:
-    """A method that remembers something."""
+    """A method with a state."""
 
     def __init__(self, lr: float, size: int) -> None:
         self.lr = lr
@@ -81,7 +81,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of feddle with one more method, which processes started by the test import."""
+    """Copy feddle and add a method. Processes that the test starts import the copy."""
     source = tmp_path / "src"
     shutil.copytree(Path("src"), source, ignore=shutil.ignore_patterns("__pycache__"))
     (source / "feddle/methods/toy.py").write_text(TOY)
@@ -95,7 +95,7 @@ def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_a_method_is_one_file_and_one_entry(extended: Path) -> None:
+def test_adding_a_method_takes_one_file_and_one_entry(extended: Path) -> None:
     config = extended / "toy.yaml"
     tree = {**TINY, "workers": 0, "checkpoint": {"every": 1}, "method": {"name": "toy", "lr": 0.5}}
     config.write_text(yaml.safe_dump(tree))
@@ -108,7 +108,9 @@ def test_a_method_is_one_file_and_one_entry(extended: Path) -> None:
     resumed = run_process(*FEDDLE, "resume", stopped, "-q")
     assert resumed.code == 0, resumed.err
     for name in ("model.safetensors", "history.jsonl"):
-        assert (stopped / name).read_bytes() == (whole / name).read_bytes(), "its state is saved without a line of code"
+        assert (stopped / name).read_bytes() == (whole / name).read_bytes(), (
+            "the state is saved without any code for it"
+        )
     compared = run_process(*FEDDLE, "compare", config, "--methods", "toy,fedbuff", "-q", "--out", both)
     assert compared.code == 0, compared.err
     shown = run_process(*FEDDLE, "report", both, "--out", extended / "page.html")

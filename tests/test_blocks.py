@@ -36,7 +36,7 @@ MODEL = weights(1.0, 2.0, 3.0)
 TWO = Blocks(("first", "rest"), (Segment(0, 1, 1, 0), Segment(1, 1, 2, 1)))  # the first number, and the other two
 
 
-# --- which coordinates belong together
+# --- coordinates of each block
 
 
 def blocks_of(coefficients: Coefficients, layout: Layout) -> Blocks:
@@ -45,7 +45,7 @@ def blocks_of(coefficients: Coefficients, layout: Layout) -> Blocks:
     return blocks
 
 
-def test_a_layer_is_a_block_with_its_bias_and_a_class_is_a_row_of_the_head_with_its_bias() -> None:
+def test_blocks_per_layer_and_per_class_include_the_biases() -> None:
     layout = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.BatchNorm1d(2), nn.Linear(2, 3)))
     layers = blocks_of("layer", layout)
     assert layers.names == ("0", "2", "3")
@@ -71,7 +71,7 @@ def test_a_layer_with_a_parametrised_weight_is_one_block() -> None:
     assert blocks_of("layer", Layout.of(nn.Sequential(layer, nn.Linear(2, 3)))).names == ("0", "1")
 
 
-def test_a_head_without_rows_of_classes_is_one_block() -> None:
+def test_a_head_without_a_row_for_each_class_is_one_block() -> None:
     names = ["0.weight", "head.lora_A.default.weight", "head.lora_B.default.weight"]
     layout = Layout(tuple(map(Slot, names, [(2,), (3, 4), (3, 3)], [0, 2, 14])), (), 2, "digest", "head")
     assert blocks_of("class", layout).names == ("0", "head")
@@ -82,7 +82,7 @@ def test_a_head_without_rows_of_classes_is_one_block() -> None:
 # --- points and slopes
 
 
-def test_worked_out() -> None:
+def test_a_point_and_its_slopes_worked_out() -> None:
     # anchors (1, 2, 3) and (4, 5, 6), scales 1 and ½. With c = ((1, 10), (2, 20)) the first number is
     # 1 + 1·1 + 2·½·4 = 6, the others 2 + 10·2 + 20·½·5 = 72 and 3 + 10·3 + 20·½·6 = 93
     rows = FloatRows(torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
@@ -101,7 +101,7 @@ MAKERS: dict[str, Callable[[int, int], Rows]] = {"float32": FloatRows.empty, "in
 @pytest.mark.parametrize("joined", [False, True])
 @settings(deadline=None, max_examples=25)
 @given(count=st.integers(1, 6), layers=st.lists(st.integers(1, 300), max_size=4), rows=st.integers(2, 5), seed=...)
-def test_blocks_are_the_product_with_a_coefficient_for_each_number(
+def test_blocks_equal_a_coefficient_for_each_coordinate(
     kind: str, joined: bool, count: int, layers: list[int], rows: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed % 2**32)
@@ -123,11 +123,11 @@ def test_blocks_are_the_product_with_a_coefficient_for_each_number(
         anchors = JoinedRows(stored, FloatRows(torch.ones(1, dimension)))
     origin, vector = (torch.randn(dimension, generator=generator) for _ in range(2))
     coefficients = torch.randn(len(matrix), total, generator=generator)
-    off = 0.5 / 127 if kind == "int8" else 1e-6
+    error = 0.5 / 127 if kind == "int8" else 1e-6
     expected = origin + (coefficients[:, owner] * matrix).sum(0)
-    assert torch.allclose(anchors.combine(origin, coefficients, blocks), expected, atol=off * 20 + 1e-4)
+    assert torch.allclose(anchors.combine(origin, coefficients, blocks), expected, atol=error * 20 + 1e-4)
     slopes = torch.zeros(len(matrix), total).index_add(1, owner, matrix * vector)
-    bound = off * float(vector.abs().sum()) + 1e-3
+    bound = error * float(vector.abs().sum()) + 1e-3
     assert torch.allclose(anchors.project(vector, blocks), slopes, atol=bound)
     one = Blocks(("all",), (Segment(0, 1, dimension, 0),))
     single = coefficients[:, :1].contiguous()  # with strides, BLAS may sum in another order
@@ -144,7 +144,7 @@ def test_the_score_of_an_anchor_is_the_mean_over_its_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("search", "near"),
+    ("search", "tolerance"),
     [
         (PaperSearch(lr=0.02, epochs=300, batch_size=4), 1e-2),
         (AnnealedSearch(lr=0.05, epochs=300, batch_size=4), 1e-2),
@@ -152,14 +152,14 @@ def test_the_score_of_an_anchor_is_the_mean_over_its_blocks() -> None:
         (SgdSearch(step="lemma-1", epochs=300, batch_size=4), 1e-2),
     ],
 )
-def test_every_search_uses_the_directions_of_the_blocks(search: Any, near: float) -> None:
+def test_every_search_uses_the_directions_of_the_blocks(search: Any, tolerance: float) -> None:
     # one anchor (1, 1, 1): with one coefficient the best point on the line is (1, 1, 1)·4/3 for the target (2, 1, 1),
     # with two blocks the target itself is reached
     rows = FloatRows(torch.ones(1, 3))
     for blocks, expected in ((None, (4 / 3, 4 / 3, 4 / 3)), (TWO, (2.0, 1.0, 1.0))):
         space = SearchSpace(weights(0.0, 0.0, 0.0), rows, torch.ones(1), blocks)
         found = search(SearchTask(space, Quadratic(2.0, 1.0, 1.0), space.in_every_block(torch.zeros(1))))
-        assert torch.allclose(space.point(found.coefficients).vector, torch.tensor(expected), atol=near)
+        assert torch.allclose(space.point(found.coefficients).vector, torch.tensor(expected), atol=tolerance)
 
 
 # --- Feddle with blocks
@@ -170,7 +170,7 @@ def with_blocks(blocks: Blocks | None, lr: float = 1e-9, **more: Any) -> Played:
     return Played(Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), blocks=blocks, **more))
 
 
-def test_the_start_is_the_fallbacks_step_whatever_the_blocks() -> None:
+def test_the_search_starts_at_the_fallbacks_step_for_any_blocks() -> None:
     arrivals = [arrival(3.0, 0.5, 0.0), arrival(-1.0, 1.0, 2.0, staleness=3), arrival(0.0, 1.0, 1.0, staleness=8)]
     fedbuff = Played(FedBuff(FedBuffOptions(buffer_size=3))).merge(MODEL, arrivals)
     assert torch.allclose(with_blocks(TWO).merge(MODEL, arrivals).vector, fedbuff.vector, atol=1e-6)
@@ -199,7 +199,7 @@ def test_convex_merging_stays_in_the_hull_of_each_block() -> None:
 # --- the server anchor
 
 
-def test_the_search_starts_at_fed_ft_on_the_fallback() -> None:
+def test_with_a_server_anchor_the_search_starts_at_the_model_of_fed_ft() -> None:
     recipe = Recipe(lr=0.01, epochs=2, batch_size=2)
     rounds = [[arrival(3.0, 0.5, 0.0), arrival(-1.0, 1.0, 2.0, staleness=3)], [], [arrival(0.0, 1.0, 1.0)] * 2]
     for blocks in (None, TWO):
@@ -225,7 +225,7 @@ def test_rounds_before_the_first_arrival(storage: str, coefficients: str, search
     assert run.history[0]["coefficients"] == []
 
 
-def test_a_search_without_any_direction_stays_where_it_is() -> None:
+def test_a_search_without_directions_keeps_the_model() -> None:
     anchor = ServerAnchor(ServerAnchorOptions(holdout=0), bench(), numbers(), Recipe(lr=1e-30))
     search = SgdSearch(epochs=1, batch_size=4)
     strategy = Played(Feddle(Quadratic(0.0, 0.0, 0.0), Atlas(4, 3), search, FedBuffFallback(), server_anchor=anchor))
@@ -243,14 +243,14 @@ def test_the_server_anchor_is_not_in_the_atlas() -> None:
     assert strategy.notes["anchor_clients"] == [3]
 
 
-def test_at_least_one_example_is_trained_on() -> None:
+def test_the_server_trains_on_at_least_one_example() -> None:
     one = FromDataset(TensorDataset(torch.zeros(1, 1), torch.zeros(1, 3)))
     kept, held = ServerAnchor(ServerAnchorOptions(holdout=0.9), bench(), one, Recipe()).split(1)
     assert kept.tolist() == held.tolist() == [0]
 
 
 @given(share=st.sampled_from([0.0, 0.1, 0.2, 0.5, 0.9]), round=st.integers(1, 500), rotate=st.booleans())
-def test_held_out_examples_are_not_trained_on(share: float, round: int, rotate: bool) -> None:
+def test_the_server_does_not_train_on_held_out_examples(share: float, round: int, rotate: bool) -> None:
     count = 20
     examples = FromDataset(TensorDataset(torch.zeros(count, 1), torch.zeros(count, 3)))
     anchor = ServerAnchor(ServerAnchorOptions(holdout=share, rotate=rotate), bench(), examples, Recipe())
@@ -334,7 +334,7 @@ def test_the_search_starts_with_the_fitted_head() -> None:
     assert strategy.notes["block_coefficients"][1] == pytest.approx([1.0, 1.0])
 
 
-def test_the_head_is_fitted_also_without_arrivals_and_is_not_in_the_atlas() -> None:
+def test_the_head_is_fitted_without_arrivals_and_is_not_in_the_atlas() -> None:
     strategy = with_blocks(None, head_anchor=head_anchor([1.0], [3.0], 2.0))
     assert close(strategy.merge(weights(1.0, 0.0, 0.0), []).vector, 1.0, 1.0, 1.0)
     assert strategy.notes["head_coefficient"] == pytest.approx(1.0)
@@ -353,22 +353,22 @@ def test_the_head_is_fitted_after_the_servers_update_on_the_same_examples() -> N
     assert some < every
     merged = with_blocks(None, server_anchor=server, head_anchor=head).merge(MODEL, [])
     trained = server.train(MODEL, 1)
-    assert torch.equal(merged.vector[:1], trained.vector[:1]), "the body is that of the server's update"
+    assert torch.equal(merged.vector[:1], trained.vector[:1]), "the body comes from the server's update"
     assert torch.equal(merged.vector, head.train(trained, 1).vector)
 
 
-def test_what_a_head_anchor_needs() -> None:
+def test_requirements_of_a_head_anchor() -> None:
     with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task"):
         simulate({"head_anchor": {}}, server_classes=5)
     parts = Parts("feddle", bench(), Recipe(), 0, 1, 1, 1, server=numbers())
     with pytest.raises(FeddleError, match=r"method\.head_anchor needs a model that ends with a trainable linear layer"):
         HeadAnchorOptions().build(parts, None)
-    model = nn.Sequential(nn.Linear(1, 1), nn.Softmax(1))  # the head's outputs are not the model's
+    model = nn.Sequential(nn.Linear(1, 1), nn.Softmax(1))  # the head's outputs differ from the model's
     scaled = replace(parts, bench=Workbench(model, Layout.of(model)))
     with pytest.raises(FeddleError, match="whose outputs are those of the model"):
         HeadAnchorOptions().build(scaled, None)
     plus = FeddlePlusOptions(head_anchor=HeadAnchorOptions(), coefficients="shared")
-    assert plus.build(scaled).head_anchor is None, "feddle+ leaves it out"
+    assert plus.build(scaled).head_anchor is None, "feddle+ omits the head anchor"
 
 
 def test_feddle_plus_has_no_head_anchor_with_data_of_another_task() -> None:
@@ -380,7 +380,7 @@ def test_feddle_plus_has_no_head_anchor_with_data_of_another_task() -> None:
 # --- feddle+
 
 
-def test_feddle_plus_is_feddle_with_more_directions() -> None:
+def test_feddle_plus_adds_blocks_and_a_server_anchor() -> None:
     run = simulate({"name": "feddle+"})
     strategy = run.server.strategy
     assert isinstance(strategy, Feddle)
@@ -408,6 +408,6 @@ def test_feddle_plus_has_no_server_anchor_with_data_of_another_task() -> None:
     assert strategy.server_anchor is None
 
 
-def test_a_misplaced_option_of_either_names_its_owner() -> None:
+def test_the_error_for_a_misplaced_option_names_its_method() -> None:
     with pytest.raises(FeddleError, match=r"'buffer_size' is an option of .*fedbuff.*, not of feddle\+"):
         simulate({"name": "feddle+", "buffer_siz": 3})

@@ -23,7 +23,7 @@ EVEN, ODD = [0, 2, 4, 6, 8], [1, 3, 5, 7, 9]
 
 
 def pets(*labels: int, names: tuple[str, ...] = ("bird", "cat", "dog")) -> Collection:
-    """Images that are known by their place: image i is all i; each second one is for the test."""
+    """Images of one pixel, which is the index of the image. Every second image is a test image."""
     images, numbers = torch.arange(len(labels)).view(-1, 1, 1, 1), torch.tensor(labels)
     halves = [Labelled(images[i::2], numbers[i::2], owners=torch.arange(len(labels))[i::2]) for i in (0, 1)]
     return Collection("pets", halves[0], halves[1], len(names), names=names)
@@ -54,21 +54,21 @@ def test_a_number_is_a_name_if_all_names_are_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "line"),
+    ("chosen", "message"),
     [
         (["dgo", "cat"], "data.classes: pets has no class 'dgo': did you mean 'dog'? Its classes are bird, cat, dog"),
         (["cat", 3], "data.classes: pets has no class 3: Its classes are bird, cat, dog"),
         (["cat", 1], "data.classes names the class 1 twice; remove one of them"),
     ],
 )
-def test_a_mistake_is_one_line(chosen: list[str | int], line: str) -> None:
+def test_the_error_for_a_wrong_class_is_one_line(chosen: list[str | int], message: str) -> None:
     with pytest.raises(FeddleError) as error:
         with_classes(pets(0, 0, 1, 1, 2, 2), chosen, "data.classes")
-    assert str(error.value) == line
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize(
-    ("data", "line"),
+    ("data", "message"),
     [
         ({"classes": ["yes", True]}, "got True; put a name such as 'yes' in quotes"),
         ({"classes": ["one"]}, "at least 2"),
@@ -76,10 +76,10 @@ def test_a_mistake_is_one_line(chosen: list[str | int], line: str) -> None:
         ({"server": {"classes": [1, 2]}}, "data.server: classes need the name of their data set"),
     ],
 )
-def test_a_mistake_in_the_config_is_one_line(data: dict[str, Any], line: str) -> None:
+def test_the_error_for_a_wrong_config_is_one_line(data: dict[str, Any], message: str) -> None:
     with pytest.raises(FeddleError) as error:
         parse_config({"data": data})
-    assert line in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -92,7 +92,7 @@ def test_every_named_data_set_has_a_name_for_each_class() -> None:
     assert all(names[name] for name in ("fashion-mnist", "cifar-10", "chest-xray"))
 
 
-def test_a_class_is_out_of_domain_only_if_it_is_another_one() -> None:
+def test_server_data_is_out_of_domain_if_its_name_or_its_classes_differ() -> None:
     def outside(**server: Any) -> bool:
         return Data.model_validate({"name": "digits", "classes": EVEN, "server": server}).outside
 
@@ -103,7 +103,7 @@ def test_a_class_is_out_of_domain_only_if_it_is_another_one() -> None:
     assert outside(name="mnist", classes=EVEN)
 
 
-def test_without_classes_a_config_keeps_its_hash_and_with_them_its_file() -> None:
+def test_a_config_contains_classes_only_if_they_are_set() -> None:
     assert "classes" not in tiny().data.model_dump()
     assert "classes" not in tiny().data.server.model_dump()
     chosen = tiny(data=digits({"name": "digits", "classes": ODD}, classes=["1", 2]))
@@ -116,7 +116,7 @@ def test_the_setting_of_a_run_names_the_classes(tmp_path: Path) -> None:
     assert facts(read_run(make_run(tmp_path / "run", config=config)))["data set"] == "digits (classes 1, 2)"
 
 
-def test_other_classes_guide_the_clients() -> None:
+def test_the_server_can_use_other_classes_than_the_clients() -> None:
     config = tiny(data=digits({"name": "digits", "classes": ODD}, classes=EVEN), diagnostics={"every": 2, "clients": 2})
     problem = build_problem(config)
     whole, even = build_collection(tiny()), build_collection(config)
@@ -133,7 +133,7 @@ def test_other_classes_guide_the_clients() -> None:
 def test_the_command_line_names_the_unknown_class(tmp_path: Path) -> None:
     config, out = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text("data: {name: digits, classes: [1, ten]}\n")
-    said = run_feddle("run", config, "--out", out)
-    assert said.code == 2
-    assert "data.classes: digits has no class 'ten'" in said.err
+    result = run_feddle("run", config, "--out", out)
+    assert result.code == 2
+    assert "data.classes: digits has no class 'ten'" in result.err
     assert not out.exists()

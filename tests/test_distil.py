@@ -1,4 +1,4 @@
-"""Guiding the merge without labels: the last clients' models teach."""
+"""Guiding the merge without labels: the models of the last clients are the teachers."""
 
 import math
 from typing import Any
@@ -33,7 +33,7 @@ def distil(teachers: int = 2, examples: Examples | None = None) -> DistilObjecti
 
 def test_the_loss_and_its_gradient_worked_out() -> None:
     # The mean logits are (0, ln 3, −18), with the softmax p = (¼, ¾, 0). At w = 0 the model predicts q = (⅓, ⅓, ⅓):
-    # KL(p ‖ q) = ¼·ln(¾) + ¾·ln(9/4) = 0.5363, and the gradient by w is x·(q − p) = 2·(1/12, −5/12, ⅓)
+    # KL(p ‖ q) = ¼·ln(¾) + ¾·ln(9/4) = 0.5363, and the gradient for w is x·(q − p) = 2·(1/12, −5/12, ⅓)
     objective = distil()
     objective.begin(ZERO, seed=0, arrivals=TEACHERS)
     loss, gradient = objective.loss_and_gradient(ZERO, ALL)
@@ -42,8 +42,8 @@ def test_the_loss_and_its_gradient_worked_out() -> None:
 
 
 def test_a_merge_worked_out() -> None:
-    # One teacher, Δ = (0, ½ln 9, −9): p = (0.1, 0.9, 0). At τ = 0, FedBuff's step is the teacher itself, so there is
-    # nothing to gain. At τ = 3 it is half of that, and the search raises the coefficient by Adam's first step, 0.1
+    # One teacher, Δ = (0, ½ln 9, −9): p = (0.1, 0.9, 0). At τ = 0, FedBuff's step reaches the teacher, where the
+    # gradient is zero. At τ = 3 it is half of that, and the search raises the coefficient by Adam's first step, 0.1
     delta = (0.0, HALF_LN9, -9.0)
     for staleness, coefficient in ((0, 1.0), (3, 0.6)):
         search = PaperSearch(lr=0.1, epochs=1, batch_size=4)
@@ -52,20 +52,20 @@ def test_a_merge_worked_out() -> None:
         assert close(merged.vector, *(coefficient * number for number in delta))
 
 
-def test_the_last_models_teach() -> None:
+def test_the_last_models_are_the_teachers() -> None:
     # three arrivals in two rounds, two teachers: those of test_the_loss_and_its_gradient_worked_out
     objective = distil(2)
     objective.begin(ZERO, seed=0, arrivals=[arrival(9.0, 9.0, 9.0), TEACHERS[0]])
     objective.begin(ZERO, seed=0, arrivals=[TEACHERS[1]])
     assert close(objective.loss_and_gradient(ZERO, ALL)[1], 1 / 6, -5 / 6, 2 / 3)
-    # without a new arrival they stay, and of many arrivals only the last ones count
+    # without a new arrival the teachers stay the same, and of many arrivals only the last ones are used
     objective.begin(ZERO, seed=0)
     assert close(objective.loss_and_gradient(ZERO, ALL)[1], 1 / 6, -5 / 6, 2 / 3)
     objective.begin(ZERO, seed=0, arrivals=[arrival(9.0, 9.0, 9.0)] * 3 + TEACHERS)
     assert close(objective.loss_and_gradient(ZERO, ALL)[1], 1 / 6, -5 / 6, 2 / 3)
 
 
-def test_without_a_teacher_the_search_stays_where_it_is() -> None:
+def test_without_a_teacher_the_loss_and_its_gradient_are_zero() -> None:
     objective = distil()
     start = weights(0.3, -1.0, 2.0)
     objective.begin(start, seed=0)
@@ -83,9 +83,9 @@ def test_the_teachers_are_saved() -> None:
     for objective in (first, second):
         objective.begin(ZERO, seed=1, arrivals=[arrival(0.0, 0.0, 1.0)])
     assert torch.equal(first.loss_and_gradient(ZERO, ALL)[1], second.loss_and_gradient(ZERO, ALL)[1])
-    afresh = distil(3)
-    afresh.begin(ZERO, seed=1, arrivals=[arrival(0.0, 0.0, 1.0)])
-    assert not torch.equal(first.loss_and_gradient(ZERO, ALL)[1], afresh.loss_and_gradient(ZERO, ALL)[1])
+    fresh = distil(3)
+    fresh.begin(ZERO, seed=1, arrivals=[arrival(0.0, 0.0, 1.0)])
+    assert not torch.equal(first.loss_and_gradient(ZERO, ALL)[1], fresh.loss_and_gradient(ZERO, ALL)[1])
 
 
 def test_a_teacher_has_the_running_statistics_of_its_client() -> None:
@@ -105,7 +105,7 @@ def test_a_teacher_has_the_running_statistics_of_its_client() -> None:
 
 
 class Unlabelled(Dataset[Any]):
-    """Points with a label that no task could use."""
+    """Points whose labels are NaN."""
 
     def __init__(self, points: Tensor) -> None:
         self.points = points
@@ -125,7 +125,7 @@ def quadrants(count: int, seed: int) -> tuple[Tensor, Tensor]:
 def simulate(server: Any, method: dict[str, Any], **more: Any) -> feddle.Run[Any]:
     torch.manual_seed(0)
     points, labels = quadrants(400, 1)
-    order = labels.argsort()  # each client knows one class
+    order = labels.argsort()  # sorted by class: most clients have only one
     clients = [TensorDataset(points[part], labels[part]) for part in torch.split(order, 20)]
     model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 4))
     plan: dict[str, Any] = {"rounds": 15, "per_round": 5, "delays": {"sigma": 2.0}, "workers": 0, **more}
@@ -150,13 +150,13 @@ def test_no_label_is_used(name: str, outside: dict[str, Any]) -> None:
     assert torch.equal(without.server.model.vector, given.server.model.vector)
     strategy = without.server.strategy
     assert isinstance(strategy, Feddle)
-    assert strategy.server_anchor is None, "it would need labels"
+    assert strategy.server_anchor is None, "the server anchor would need labels"
     assert (strategy.blocks is None) == (name == "feddle" or bool(outside))
     assert strategy.regularisation == (0.01 if outside else 0.0)
 
 
-def test_a_search_comes_nearer_to_the_teachers() -> None:
-    # both merges start at the same point, and a closed gate notes the loss there
+def test_the_search_reduces_the_loss() -> None:
+    # both merges start at the same point; with a closed gate, the history has the loss at this point
     method = {"objective": "distil", "search": {"name": "lbfgs", "iterations": 5}}
     plan: dict[str, Any] = {"rounds": 1, "delays": {"sigma": 0.0}}
     searched, stayed = (simulate(Unlabelled(quadrants(200, 3)[0]), method | {"gate": g}, **plan) for g in (-1, 2))

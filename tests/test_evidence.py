@@ -1,4 +1,4 @@
-"""When a report may call a difference a lead."""
+"""When a report may say that a method leads."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def test_the_exact_test_by_hand() -> None:
 
 
 @given(st.integers(0, 300), st.integers(0, 300))
-def test_the_exact_test_is_symmetric_and_sharper_with_more_votes(more: int, less: int) -> None:
+def test_the_exact_test_is_symmetric_and_p_falls_with_more_votes(more: int, less: int) -> None:
     assert 0 <= exact_p(more, less) == exact_p(less, more) <= 1
     if more > less:
         assert exact_p(more + 1, less) <= exact_p(more, less) * (1 + 1e-9)
@@ -70,7 +70,7 @@ def test_one_image_of_sixty_is_no_lead(tmp_path: Path) -> None:
 
 
 def test_the_last_models_must_agree_with_the_table(tmp_path: Path) -> None:
-    # by the best of five evaluations `a` is first, but its last model is the worse one
+    # by its best evaluation `a` is first, but its last model is the worse one
     grid = grid_of_runs([make_run(tmp_path / "a", "a", [0.9, 0.5]), make_run(tmp_path / "b", "b", [0.5, 0.8])])
     assert headline(grid).startswith("No difference that")
 
@@ -82,7 +82,7 @@ def seeds_of(folder: Path, method: str, accuracies: list[float], tests: int = 10
     ]
 
 
-def test_several_seeds_need_a_difference_that_is_larger_than_their_spread(tmp_path: Path) -> None:
+def test_with_several_seeds_a_lead_must_be_larger_than_their_spread(tmp_path: Path) -> None:
     # differences 10, 9 and 11: 10 ± 4.303 · 1 / √3 is above 0; 10, −5 and 16: 7 ± 4.303 · 10.8 / √3 is not
     other = seeds_of(tmp_path / "o", "fedbuff", [0.5, 0.5, 0.5])
     clear = grid_of_runs([*seeds_of(tmp_path / "c", "feddle", [0.6, 0.59, 0.61]), *other])
@@ -92,7 +92,7 @@ def test_several_seeds_need_a_difference_that_is_larger_than_their_spread(tmp_pa
     assert headline(wide) == "No difference that 3 seeds can show"
 
 
-def test_an_error_needs_several_seeds_and_lower_is_better(tmp_path: Path) -> None:
+def test_for_an_error_metric_lower_is_better_and_several_seeds_are_needed(tmp_path: Path) -> None:
     # the errors are lower by 1, 0.9 and 1.1: 1 ± 4.303 · 0.1 / √3 is above 0
     runs: dict[str, list[Path]] = {"low": [], "high": []}
     for seed, lower in enumerate((1.0, 0.9, 1.1)):
@@ -138,31 +138,31 @@ def test_one_seed_is_no_lead_over_local_if_no_client_has_its_own_test_examples(t
 
 
 def test_seeds_do_not_replace_test_images(tmp_path: Path) -> None:
-    # the same image of sixty for each seed: the spread over seeds is zero, and still it is one image
+    # for each seed, the runs differ in the same image of sixty: the spread over seeds is zero, but one image is too few
     runs = [*seeds_of(tmp_path, "a", [55 / 60] * 3, tests=60), *seeds_of(tmp_path, "b", [54 / 60] * 3, tests=60)]
     assert headline(grid_of_runs(runs)) == "No difference that 60 test examples can show"
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
+    ("change", "reason"),
     [
         ({"rounds": 8}, "a run of 8 rounds is too short"),
         ({"data": {"name": "mnist"}, "rounds": 90}, "the runs differ in data and rounds"),
         ({"seed": 1}, ""),
     ],
 )
-def test_no_winner_across_settings_or_of_short_runs(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+def test_no_winner_for_different_settings_or_short_runs(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     first = make_run(
         tmp_path / "a", "a", [0.9], config={"rounds": change.get("rounds", 80)} if len(change) == 1 else {}
     )
     grid = grid_of_runs([first, make_run(tmp_path / "b", "b", [0.5], config=change)])
-    expected = f"No winner: {why}" if why else "No lead is named, because the runs have no seed in common"
+    expected = f"No winner: {reason}" if reason else "No lead is named, because the runs have no seed in common"
     assert headline(grid) == expected
     assert standing(grid, grid.panels[0], 0).winner is None
     assert not Document(page([grid])).inside("strong")
 
 
-def test_no_winner_on_other_content_of_the_same_data(tmp_path: Path) -> None:
+def test_no_winner_if_the_content_of_the_data_differs(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, name, [value]) for name, value in (("a", 0.9), ("b", 0.5))]
     data = folders[0] / "data.json"
     data.write_text(json.dumps(json.loads(data.read_text()) | {"digest": "other"}))
@@ -182,7 +182,7 @@ def test_runs_of_earlier_versions_have_no_lead(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ['{"test": -1}', '{"test": "9", "guess": NaN}', "[", '{"counts": [["a"]]}'])
-def test_a_damaged_record_of_the_data_counts_as_none(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_record_of_the_data_is_ignored(tmp_path: Path, damage: str) -> None:
     folder = make_run(tmp_path / "a", result={"correct": "xyz"})
     (folder / "data.json").write_text(damage)
     assert (read_run(folder).data, read_run(folder).correct) == ({}, None)
@@ -197,7 +197,7 @@ def test_charts_start_at_zero_and_show_chance_and_the_interval(tmp_path: Path) -
     assert len(chart.findall("path[@class='band d0 s0']")) == 1
 
 
-def test_a_real_run_records_its_images_and_what_is_right(tmp_path: Path) -> None:
+def test_a_run_records_its_examples_and_the_correct_predictions(tmp_path: Path) -> None:
     config = tmp_path / "tiny.yaml"
     config.write_text(json.dumps(TINY))
     made = run_feddle("run", config, "--out", tmp_path / "run")
@@ -208,12 +208,12 @@ def test_a_real_run_records_its_images_and_what_is_right(tmp_path: Path) -> None
     assert sum(map(sum, run.data["counts"])) == run.data["train"] == 1438
 
 
-def test_bits_are_hexadecimal_digits() -> None:
+def test_bits_are_written_as_hexadecimal_digits() -> None:
     assert [hex_of(bits) for bits in ([True, False, True, False, True], [False], [])] == ["15", "0", "0"]
 
 
-def test_a_model_that_may_be_a_guess_is_a_warning(tmp_path: Path) -> None:
-    # of 100 images, 16 right leaves 10.1 % to 24.4 % open, and 14 right leaves 8.5 % to 22.1 %; a guess has 10 %
+def test_a_model_that_may_be_no_better_than_guessing_causes_a_warning(tmp_path: Path) -> None:
+    # the interval for 16 of 100 correct images is 10.1 % to 24.4 %, for 14 it is 8.5 % to 22.1 %; a guess has 10 %
     runs = [make_run(tmp_path / name, name, [share], tests=100) for name, share in (("good", 0.16), ("bad", 0.14))]
     assert "Not shown to be better than always guessing the most frequent class: bad." in page([grid_of_runs(runs)])
 
@@ -248,7 +248,7 @@ def test_clients_and_classes_have_names(tmp_path: Path) -> None:
     assert "2 clients (10 per round)" in html, "the config only has a limit of natural clients"
 
 
-def test_of_many_clients_some_are_shown_and_outliers_are_clipped(tmp_path: Path) -> None:
+def test_some_of_many_clients_are_shown_and_outliers_are_clipped(tmp_path: Path) -> None:
     run = with_clients(tmp_path / "a", [[1, 2]] * 59 + [[1, 900]], clients=5000)
     text = " ".join(Document(page([grid_of_runs([run])])).inside("figcaption"))
     assert "60 of the 5,000 clients, evenly spaced. Values beyond 2 are clipped." in text
@@ -260,14 +260,14 @@ def test_damaged_counts_are_left_out(tmp_path: Path, counts: list[list[int]]) ->
     assert ("Clients and classes" in sections) == (counts == [[0]])
 
 
-def test_a_run_counts_some_of_many_clients() -> None:
+def test_a_run_counts_the_classes_of_some_of_many_clients() -> None:
     found = census(build_problem(tiny(clients={"count": 200, "per_round": 5}), quiet=True))
     assert len(found["shown"]) == len(found["counts"]) == 60
     assert found["shown"] == sorted(set(found["shown"]))
     assert found["clients"] > 100
 
 
-def test_labels_are_known_only_where_they_are_classes() -> None:
+def test_only_valid_class_labels_are_read_as_classes() -> None:
     labels = torch.tensor([2, 0, 1])
     data = FromDataset(TensorDataset(torch.zeros(3, 2), labels))
     known = classes_of(Selection(data, torch.tensor([1, 2])))
@@ -277,5 +277,5 @@ def test_labels_are_known_only_where_they_are_classes() -> None:
         assert classes_of(FromDataset(TensorDataset(torch.zeros(3, 2), targets))) is None
 
 
-def test_a_tiny_p_is_not_called_zero() -> None:
+def test_a_tiny_p_is_not_shown_as_zero() -> None:
     assert [p_words(p) for p in (0.0, 1e-9, 0.0213, 1.0)] == ["p < 0.001", "p < 0.001", "p = 0.021", "p = 1"]

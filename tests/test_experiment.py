@@ -1,4 +1,4 @@
-"""Configs, run folders, the library and the command line, on real data of a second."""
+"""Configs, run folders, the library and the command line. Runs use real data and take about a second."""
 
 import json
 import random
@@ -64,7 +64,7 @@ def test_defaults_are_the_papers_setting() -> None:
     assert isinstance(config.method, FeddleOptions)
 
 
-def test_a_bare_name_and_options_without_a_name() -> None:
+def test_a_method_can_be_a_name_or_options_without_a_name() -> None:
     assert parse_config({"method": "fedbuff"}).method == FedBuffOptions()
     assert parse_config({}, ["method=fedavg", "method.late=add_deltas"]).method == FedAvgOptions(late="add_deltas")
     deep = parse_config({}, ["method.search.lr=0.5", "method.fallback=none"]).method
@@ -73,7 +73,7 @@ def test_a_bare_name_and_options_without_a_name() -> None:
     assert deep.fallback == NoFallback()
 
 
-def test_every_config_survives_its_own_file(tmp_path: Path) -> None:
+def test_configs_are_unchanged_after_saving_and_loading(tmp_path: Path) -> None:
     for config in (tiny(), tiny(method="fedbuff"), parse_config({})):
         path = tmp_path / "saved.yaml"
         path.write_text(yaml.safe_dump(config.model_dump(mode="json"), allow_unicode=True))
@@ -138,7 +138,7 @@ BAD: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("override", "text"), BAD, ids=[override for override, _ in BAD])
-def test_bad_input_is_one_line_that_names_the_key(tiny_file: Path, override: str, text: str) -> None:
+def test_the_error_for_bad_input_is_one_line_that_names_the_key(tiny_file: Path, override: str, text: str) -> None:
     out = tiny_file.parent / "run"
     overrides = [override, "data.partition.alpha=0.01"] if "400" in override else [override]
     with pytest.raises(FeddleError) as caught:
@@ -165,7 +165,7 @@ def test_an_error_is_one_line_and_exit_code_2_without_a_traceback(tiny_file: Pat
     "text",
     ["a: [", "- 1\n- 2", "just words", "\x00", "&a {data: *a}", "&a {b: *a}", "seed: !!bool x", "seed: !!timestamp x"],
 )
-def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_config_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.yaml"
     path.write_text(text)
     with pytest.raises(FeddleError, match=r"odd\.yaml"):
@@ -207,7 +207,7 @@ def test_a_run_folder_holds_everything(tmp_path: Path) -> None:
     assert all(torch.equal(saved[n], t) for n, t in run.problem.model.state_dict().items())
 
 
-def test_bytes_count_what_was_sent_and_what_came_back(tmp_path: Path) -> None:
+def test_sent_and_received_bytes_are_counted(tmp_path: Path) -> None:
     run = run_config(tiny(delays={"sigma": 0}), tmp_path / "run", quiet=True)
     size = run.layout.size * 4
     assert [line["bytes_down"] for line in run.history] == [size * 5 * n for n in (1, 2, 3, 4)]
@@ -226,7 +226,7 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["feddle", "fedbuff", "fedavg"])
-def test_the_same_seed_is_bit_identical_in_any_process(tmp_path: Path, tiny_file: Path, method: str) -> None:
+def test_runs_with_the_same_seed_are_bit_identical_in_any_process(tmp_path: Path, tiny_file: Path, method: str) -> None:
     config = load_config(tiny_file, [f"method={method}"])
     run_config(config, tmp_path / "here", quiet=True)
     there = run_process(*FEDDLE, "run", tiny_file, "-o", f"method={method}", "--out", tmp_path / "there")
@@ -242,7 +242,7 @@ def test_the_same_seed_is_bit_identical_in_any_process(tmp_path: Path, tiny_file
 METHODS = [member.named() for member in get_args(methods.AnyMethod)]
 
 
-def test_every_method_has_a_section() -> None:
+def test_every_method_has_a_section_in_the_docs() -> None:
     titles = [line for line in Path("docs/methods.md").read_text().splitlines() if line.startswith("## ")]
     assert {f"## {name}" for name in METHODS} <= set(titles)
 
@@ -251,7 +251,7 @@ with_a_model = pytest.mark.parametrize("method", [name for name in METHODS if na
 
 
 @with_a_model
-def test_every_method_runs_repeats_and_learns_something(tmp_path: Path, method: str) -> None:
+def test_every_method_is_reproducible_and_changes_the_model(tmp_path: Path, method: str) -> None:
     runs = [
         run_config(tiny(method=method, workers=w, delays={"sigma": 0.5}), tmp_path / str(w), quiet=True) for w in (0, 2)
     ]
@@ -265,7 +265,7 @@ def test_center_trains_no_client(tmp_path: Path) -> None:
     assert not any(line["arrivals"] or line["bytes_down"] for line in run.history)
 
 
-def test_images_are_resized_at_once_or_when_taken_with_the_same_bits() -> None:
+def test_images_resized_in_advance_or_on_demand_are_bit_identical() -> None:
     kept, taken = (build_problem(tiny(data={**TINY["data"], "image_size": 40, "cache_mb": room})) for room in (1024, 0))
     assert isinstance(kept.clients, PartitionedClients)
     assert isinstance(taken.clients, PartitionedClients)
@@ -274,7 +274,7 @@ def test_images_are_resized_at_once_or_when_taken_with_the_same_bits() -> None:
     assert kept.clients.examples.pixels[torch.tensor([0])].shape[-1] == 40
     assert (
         taken.clients.examples.pixels[torch.tensor([0])].shape[-1] == 8
-    )  # as the digits are stored: nothing large is in memory
+    )  # the size of the stored digits: no large images are in memory
     for ours, theirs in ((kept.clients[3], taken.clients[3]), (kept.server, taken.server), (kept.test, taken.test)):
         assert ours is not None
         assert theirs is not None
@@ -283,7 +283,7 @@ def test_images_are_resized_at_once_or_when_taken_with_the_same_bits() -> None:
 
 
 @pytest.mark.slow
-def test_feddf_takes_data_of_another_domain_and_so_does_feddle() -> None:
+def test_feddf_and_feddle_accept_data_of_another_domain() -> None:
     outside = {"name": "digits", "samples": 50}
     config = tiny(method="feddf", data={**TINY["data"], "name": "fashion-mnist", "server": outside})
     federation = build_problem(config)
@@ -315,7 +315,7 @@ def test_any_number_of_workers_is_bit_identical(tmp_path: Path, method: str) -> 
 
 
 class Dropout(nn.Module):
-    """Draws from torch's global generator; its data set below from NumPy's and Python's."""
+    """A model that draws from torch's global generator; `Jittered` draws from NumPy's and Python's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,7 +334,7 @@ class Jittered(Dataset[Any]):
         return torch.tensor([random.random(), np.random.rand()]), index % 2  # noqa: NPY002, S311
 
 
-def test_dropout_and_augmentation_give_the_same_bits_with_any_number_of_workers() -> None:
+def test_dropout_and_augmentation_are_bit_identical_with_any_number_of_workers() -> None:
     vectors = []
     for workers in (0, 1, 3):
         torch.manual_seed(0)
@@ -346,7 +346,7 @@ def test_dropout_and_augmentation_give_the_same_bits_with_any_number_of_workers(
     assert torch.equal(vectors[0], vectors[2])
 
 
-def test_training_leaves_the_global_generators_alone() -> None:
+def test_training_does_not_change_the_global_generators() -> None:
     random.seed(1)
     np.random.seed(1)  # noqa: NPY002
     torch.manual_seed(1)
@@ -360,7 +360,7 @@ def test_training_leaves_the_global_generators_alone() -> None:
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == expected  # noqa: NPY002, S311
 
 
-def test_every_option_reaches_what_it_is_for() -> None:
+def test_options_reach_the_method_the_training_and_the_runtime() -> None:
     def parts(tree: dict[str, Any]) -> Run[Simulation]:
         config = tiny(**tree)
         return simulated(config, build_problem(config))
@@ -425,7 +425,10 @@ for name, precision, workers in (("inline", "bfloat16", 0), ("pool", "bfloat16",
 
 
 def test_bfloat16_is_bit_identical_with_any_number_of_workers(tiny_file: Path, tmp_path: Path) -> None:
-    env = {"PYTHONWARNINGS": "error", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}  # read before torch's first product
+    env = {
+        "PYTHONWARNINGS": "error",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+    }  # read before torch's first matrix product
     done = run_process(*PYTHON, BFLOAT16, tiny_file, env=env, cwd=tmp_path)
     if "bfloat16 does not run" in done.err:
         skip_without_bfloat16()
@@ -434,13 +437,15 @@ def test_bfloat16_is_bit_identical_with_any_number_of_workers(tiny_file: Path, t
     assert inline == pool != exact
 
 
-def test_a_cpu_that_dies_of_bfloat16_is_told_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_that_crashes_with_bfloat16_is_reported_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tiny(training={"precision": "bfloat16"}, workers=0, device="cpu")
-    deadly = tmp_path / "python"
-    deadly.write_text("#!/bin/sh\nkill -ILL $$\n")
-    deadly.chmod(0o755)
+    crashing = tmp_path / "python"
+    crashing.write_text("#!/bin/sh\nkill -ILL $$\n")
+    crashing.chmod(0o755)
     require_bfloat16.cache_clear()
-    for python, cause in ((str(deadly), "ended with SIGILL"), (shutil.which("false"), "failed: exit code 1")):
+    for python, cause in ((str(crashing), "ended with SIGILL"), (shutil.which("false"), "failed: exit code 1")):
         monkeypatch.setattr(sys, "executable", python)
         with pytest.raises(FeddleError, match=cause) as caught:
             run_config(config, tmp_path / "run", quiet=True)
@@ -461,7 +466,7 @@ def strategy_of(**method: Any) -> Any:
     return simulated(config, build_problem(config)).server.strategy
 
 
-def test_the_options_of_the_other_methods_reach_them() -> None:
+def test_options_reach_the_other_methods() -> None:
     fedasync = strategy_of(name="fedasync", alpha=0.9, exponent=0.1)
     assert (fedasync.options.alpha, fedasync.options.exponent) == (0.9, 0.1)
     ca2fl = strategy_of(name="ca2fl", buffer_size=3, lr=0.5)
@@ -492,13 +497,13 @@ def test_the_papers_rule_is_the_best_of_the_last_five_evaluations() -> None:
     assert (run.result["accuracy"], run.result["last_accuracy"]) == (0.5, 0.4)
 
 
-def test_a_run_goes_once(tmp_path: Path) -> None:
+def test_a_run_cannot_be_repeated(tmp_path: Path) -> None:
     run = run_config(tiny(rounds=1), tmp_path / "run", quiet=True)
     with pytest.raises(FeddleError, match="create a new one"):
         run.go()
 
 
-def test_a_full_disk_is_one_line_and_keeps_the_result(tiny_file: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_the_result_is_kept(tiny_file: Path) -> None:
     # the model does not fit in 2 KB, the result does: as if the disk had filled up at the end
     out = tiny_file.parent / "run"
     run = f"{shlex.join(FEDDLE)} run {tiny_file} -q -o rounds=1 -o method=fedavg --out {out}"
@@ -512,7 +517,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_result(tiny_file: Path) -> None:
     assert load_file(out / "model.safetensors")
 
 
-def test_methods_share_clients_delays_and_start() -> None:
+def test_all_methods_have_the_same_clients_delays_and_first_model() -> None:
     runs = [simulated(tiny(method=m), build_problem(tiny(method=m))) for m in ("feddle", "fedbuff", "fedavg")]
     assert all(torch.equal(r.server.model.vector, runs[0].server.model.vector) for r in runs)
     for run in runs:
@@ -521,9 +526,9 @@ def test_methods_share_clients_delays_and_start() -> None:
 
 
 @patient
-def test_ctrl_c_ends_cleanly_and_keeps_what_is_there(tmp_path: Path, tiny_file: Path) -> None:
+def test_ctrl_c_ends_the_run_cleanly_and_keeps_its_rounds(tmp_path: Path, tiny_file: Path) -> None:
     out = tmp_path / "run"
-    # a shell starts background jobs with SIGINT ignored, and children inherit that: here it must work in any case
+    # a shell starts background jobs with SIGINT ignored, and children inherit that, so the handler is reset here
     running = subprocess.Popen(
         [*FEDDLE, "run", tiny_file, "-o", "rounds=100000", "--out", out],
         stderr=subprocess.PIPE,
@@ -570,13 +575,13 @@ def cloud(count: int, seed: int) -> TensorDataset:
 def test_the_readme_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     code = Path("README.md").read_text().split("```python\n")[1].split("```")[0]
     torch.manual_seed(0)
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102  # our own README
+    exec(compile(code, "README.md", "exec"), {})  # noqa: S102  # the README of this repository
     accuracy, coefficients = capsys.readouterr().out.split(" ", 1)
     assert float(accuracy) > 0.85
     assert len(json.loads(coefficients)) == 10
 
 
-def test_bring_your_own_model_and_data() -> None:
+def test_a_custom_model_and_custom_data() -> None:
     model, clients = Net(), [cloud(20 + i, seed=i) for i in range(12)]
     run = feddle.simulate(
         model, clients, server=cloud(100, 98), test=cloud(500, 99), rounds=30, per_round=4, delays={"sigma": 1.0}
@@ -603,7 +608,7 @@ def test_every_method_trains_a_model_with_batchnorm(method: str) -> None:
     assert bool(mean.any()), "the statistics were learnt"
 
 
-def test_bring_your_own_method() -> None:
+def test_a_custom_method() -> None:
     class Latest:
         """Take the last arrival's model."""
 
@@ -619,7 +624,7 @@ def test_bring_your_own_method() -> None:
     assert run.result["accuracy"] is None
 
 
-def test_the_library_speaks_of_mistakes_in_one_line() -> None:
+def test_the_library_reports_errors_in_one_line() -> None:
     with pytest.raises(FeddleError, match=r"simulate: unknown key 'ronds'; did you mean 'rounds'\?"):
         feddle.simulate(Net(), [cloud(5, 0)], per_round=1, ronds=3)
     with pytest.raises(FeddleError, match="per_round is 10, but count is 1"):
@@ -649,9 +654,9 @@ def test_compare_runs_each_method_and_writes_a_page(tiny_file: Path) -> None:
 def test_compare_checks_before_it_trains(tiny_file: Path) -> None:
     out = tiny_file.parent / "all"
     (out / "fedavg").mkdir(parents=True)
-    held = run_feddle("compare", tiny_file, "--out", out)
-    assert (held.code, held.err.count("\n")) == (2, 1)
-    assert "is not empty (it holds fedavg)" in held.err
+    refused = run_feddle("compare", tiny_file, "--out", out)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "is not empty (it holds fedavg)" in refused.err
     assert not (out / "feddle").exists()
     none = run_feddle("compare", tiny_file, "--methods", " , ")
     assert (none.code, none.err.count("\n")) == (2, 1)
@@ -659,7 +664,7 @@ def test_compare_checks_before_it_trains(tiny_file: Path) -> None:
     assert twice.code == 0, twice.err
 
 
-def test_run_names_a_new_folder_each_time(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_creates_a_new_folder_each_time(tiny_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tiny_file.parent)
     for _ in range(2):
         assert run_feddle("run", tiny_file, "-o", "rounds=1", "--seed", "7", "-q").code == 0
@@ -681,7 +686,7 @@ LONG = "x" * 130_000  # Linux takes at most 131,072 bytes in one argument
 
 
 @pytest.mark.parametrize(
-    ("words", "end"),
+    ("arguments", "end"),
     [
         (["report", LONG], "/grid.json"),
         (["run", f"{LONG}.yaml"], ".yaml"),
@@ -692,8 +697,8 @@ LONG = "x" * 130_000  # Linux takes at most 131,072 bytes in one argument
         (["federation", "watch", "a\nb\x1b[2J\udcff"], "but there is no such folder; check the path"),
     ],
 )
-def test_an_error_is_one_printable_line_and_keeps_its_end(words: list[str], end: str) -> None:
-    refused = run_feddle(*words)
+def test_an_error_is_one_printable_line_and_keeps_its_end(arguments: list[str], end: str) -> None:
+    refused = run_feddle(*arguments)
     assert (refused.code, refused.out) == (2, "")
     line = refused.err.removesuffix("\n")
     assert line.startswith("feddle: ")
@@ -702,7 +707,7 @@ def test_an_error_is_one_printable_line_and_keeps_its_end(words: list[str], end:
     assert len(line) < 1100
 
 
-def test_a_nul_from_yaml_is_not_echoed(tmp_path: Path) -> None:
+def test_a_nul_from_yaml_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text('data: {name: csv, path: "a\\0b"}')
     assert run_feddle("run", tmp_path / "c.yaml").err == (
         "feddle: data.name is csv, but there is no regular file a\\x00b to read the data from; correct data.path, "
@@ -711,7 +716,7 @@ def test_a_nul_from_yaml_is_not_echoed(tmp_path: Path) -> None:
 
 
 def test_warnings_of_libraries_never_precede_an_error(tmp_path: Path) -> None:
-    # a reader that warns, as libraries do, before it finds what it reads or not
+    # a reader that emits a warning, as libraries do, before it opens the file
     code = """
 import sys, warnings
 import feddle.cli.main, feddle.run.load
@@ -743,7 +748,7 @@ def test_help_does_not_import_torch() -> None:
     assert run_process(*PYTHON, code).code == 0
 
 
-def test_validation_images_come_from_the_clients_and_leave_the_test_images_alone() -> None:
+def test_validation_images_come_from_the_clients_and_not_from_the_server() -> None:
     tree: dict[str, Any] = {**TINY, "data": {**TINY["data"], "server": {"samples": 100}}}
     plain = build_problem(parse_config(tree))
     split = build_problem(parse_config(with_value(tree, ["data", "validation"], 200)))
@@ -756,7 +761,7 @@ def test_validation_images_come_from_the_clients_and_leave_the_test_images_alone
     assert torch.equal(split.server.take(every)[0], plain.server.take(every)[0])
 
 
-def test_validation_must_leave_images_to_the_clients() -> None:
+def test_validation_must_leave_images_for_the_clients() -> None:
     tree = {**TINY, "data": {**TINY["data"], "validation": 5000}}
     with pytest.raises(
         FeddleError, match=r"data\.validation must be less than the 1438 images that it is taken from, got 5000"

@@ -1,4 +1,4 @@
-"""A real federation on Flower: the loop against a grid with a clock of its own, then real processes."""
+"""Federations on Flower: the server's loop on a grid with a simulated clock, then real processes."""
 
 import json
 import os
@@ -68,7 +68,7 @@ from federation.server_data import held_out_data, server_data
 from needs import linux
 from waiting import LIMIT, patient, wait_until
 
-# --- a grid whose nodes answer by a clock of its own: what real processes cannot show quickly
+# --- a grid whose nodes reply by a simulated clock, for cases that take too long with real processes
 
 
 @dataclass
@@ -77,19 +77,19 @@ class Time:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-        assert self.now < 1e5, "the federation waits for ever"
+        assert self.now < 1e5, "the federation waits forever"
 
 
-Answers = Iterable[tuple[float, Message]]  # after how long, and what
+Answers = Iterable[tuple[float, Message]]  # the seconds until each reply, and the reply
 
 
 @dataclass(eq=False)
 class SmallGrid(Grid):
-    """`answer` says what a node makes of a message; a reply is handed out once, as by a SuperLink."""
+    """A grid in memory. `answer` returns a node's replies to a message; each is delivered once, as by a SuperLink."""
 
     time: Time
     answer: Callable[[Message], Answers]
-    nodes: Callable[[float], Sequence[int]]  # those connected at a time
+    nodes: Callable[[float], Sequence[int]]  # the nodes that are connected at a time
     sent: list[tuple[float, int]] = field(default_factory=list)
     replies: list[tuple[float, Message]] = field(default_factory=list)
 
@@ -97,13 +97,13 @@ class SmallGrid(Grid):
 
     @property
     def run(self) -> Any:
-        raise AssertionError("the loop does not ask")
+        raise AssertionError("the loop does not read this")
 
     def create_message(self, *_: Any, **__: Any) -> Message:
-        raise AssertionError("an old way to make a message")
+        raise AssertionError("the loop does not use this deprecated method")
 
     def send_and_receive(self, *_: Any, **__: Any) -> Iterable[Message]:
-        raise AssertionError("a barrier")
+        raise AssertionError("the loop does not wait for all nodes")
 
     def get_node_ids(self) -> Sequence[int]:
         return self.nodes(self.time.now)
@@ -137,12 +137,12 @@ def net() -> nn.Module:
 
 
 def trained(message: Message) -> Message:
-    """What an honest node replies."""
+    """The reply of an honest node."""
     return train_job(message, net(), SHARES[BY_NUMBER.index(message.metadata.dst_node_id)])
 
 
 def delays(message: Message) -> float:
-    """Node 7 is quick, the others are not."""
+    """The seconds until a node replies. Node 7 is fast, the others are slow."""
     return {7: 2.0, 12345: 5.0}.get(message.metadata.dst_node_id, 11.0)
 
 
@@ -164,7 +164,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def federate(answer: Callable[[Message], Answers] = honest, /, **changes: Any) -> Run[Network]:
-    """A whole federation on a small grid."""
+    """Run a federation on a small grid."""
     run = ready(answer, **changes)
     run.go()
     return run
@@ -200,7 +200,7 @@ def jobs(run: Run[Network]) -> list[list[tuple[int, int, int]]]:
 
 @pytest.fixture(autouse=True)
 def _in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower's messages are made in the process of an app, which knows who it is."""
+    """Set the identity that Flower needs to create messages, as in the process of an app."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
 
@@ -210,7 +210,8 @@ def _in_a_server_app(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_merge_is_due_when_enough_updates_have_arrived() -> None:
     run = federate(rounds=4)
-    # 7 is back after 2, 12345 after 5: merge. Both begin again, at 5, and the slow one arrives at 11, one version late
+    # 7 replies after 2 s, 12345 after 5 s: merge. Both start again at 5 s, and the next merge is at 10 s.
+    # The third node replies at 11 s, two versions late.
     assert jobs(run)[0] == [(0, 0, 0), (1, 0, 0)]
     assert jobs(run)[1] == [(0, 1, 1), (1, 1, 1)]
     assert jobs(run)[2] == [(2, 0, 0), (0, 2, 2)]
@@ -227,38 +228,38 @@ def test_a_merge_is_due_after_some_time_with_at_least_one_update() -> None:
     assert 200 < grid_of(run).time.now < 215, "100 s after each first update"
 
 
-def test_it_does_not_wait_for_nobody() -> None:
+def test_a_merge_does_not_wait_for_more_nodes_than_there_are() -> None:
     run = federate(rounds=2, clients={"count": 10, "per_round": 9})
     assert [len(of) for of in jobs(run)] == [3, 3]
-    assert grid_of(run).time.now < 30, "all three were there, and nobody else could come"
+    assert grid_of(run).time.now < 30, "all three have replied, and there are no other nodes"
 
 
-def test_nodes_come_and_go() -> None:
-    def there(now: float) -> Sequence[int]:
+def test_nodes_connect_and_disconnect() -> None:
+    def connected(now: float) -> Sequence[int]:
         return [] if now < 50 else [7, 12345] if now < 60 else [NODES[0]]
 
-    run = federate(honest, nodes=there, rounds=12, clients={"count": 10, "per_round": 1})
-    assert grid_of(run).sent[0][0] == 50, "before that there is nobody to ask"
+    run = federate(honest, nodes=connected, rounds=12, clients={"count": 10, "per_round": 1})
+    assert grid_of(run).sent[0][0] == 50, "no node is connected before"
     assert {node for when, node in grid_of(run).sent if when >= 60} == {NODES[0]}
     assert [node.client for node in run.runtime.roster.nodes.values()] == [0, 1, 2]
 
 
-def test_no_more_nodes_than_the_plan_has_clients_and_no_more_jobs_at_once_than_it_says() -> None:
+def test_the_plan_limits_the_number_of_nodes_and_of_jobs_at_once() -> None:
     rules = {**SETTINGS["federation"], "at_once": 1}
     run = federate(rounds=3, clients={"count": 2, "per_round": 1}, federation=rules)
     assert status_of(run)["turned_away"] == 1
     assert {node for _, node in grid_of(run).sent} <= {7, 12345}
     times = [when for when, _ in grid_of(run).sent]
-    assert all(later - sooner >= 2 for sooner, later in pairwise(times)), "one after the other"
+    assert all(later - sooner >= 2 for sooner, later in pairwise(times)), "one job after the other"
 
 
-def test_a_method_that_uses_no_update_asks_nobody() -> None:
+def test_a_method_that_uses_no_updates_sends_no_jobs() -> None:
     run = federate(method={"name": "center", "epochs": 6})
     assert not grid_of(run).sent
     assert run.server.version == 6
 
 
-# --- what goes wrong
+# --- failures
 
 
 def test_an_error_ends_a_job_and_the_node_cools_down_longer_each_time() -> None:
@@ -276,32 +277,32 @@ def test_an_error_ends_a_job_and_the_node_cools_down_longer_each_time() -> None:
     assert not any(job[0] == 1 for of in jobs(run) for job in of)
 
 
-def test_what_a_node_says_is_one_line_that_no_terminal_obeys() -> None:
+def test_the_error_of_a_node_is_one_line_without_control_characters() -> None:
     run = federate(
         lambda m: [(1.0, failed(m, "\x1b[2J\x1b]0;owned\x07 out\nof memory"))] if delays(m) == 5.0 else honest(m)
     )
     assert run.runtime.roster.nodes[12345].why == r"error: \x1b[2J\x1b]0;owned\x07 out of memory"
 
 
-def test_a_job_that_takes_too_long_is_given_up_and_what_comes_of_it_is_dropped() -> None:
+def test_a_job_over_the_time_limit_expires_and_its_update_is_dropped() -> None:
     slow = lambda m: [(2.0 if m.metadata.dst_node_id == 7 else 400.0, trained(m))]  # noqa: E731
     run = federate(slow, rounds=60)
     assert run.runtime.state.dropped["expired"] >= 2
     assert run.runtime.state.dropped["late"] >= 2
     assert {job[0] for of in jobs(run) for job in of} == {0}
     assert not run.server.in_flight - {sent.job for sent in run.runtime._under_way.values()}, (
-        "no version is kept for it"
+        "no version is kept for an expired job"
     )
 
 
-def test_a_reply_that_comes_twice_counts_once() -> None:
+def test_a_duplicate_reply_counts_once() -> None:
     run = federate(lambda m: 2 * list(honest(m)), rounds=3)
     assert run.runtime.state.dropped == {"duplicate": 6}
     assert run.server.refused == {}
     assert len({job for of in jobs(run) for job in of}) == 6
 
 
-def test_a_reply_counts_only_from_the_node_that_was_asked() -> None:
+def test_a_reply_from_another_node_is_dropped() -> None:
     def answer(message: Message) -> Answers:
         forged = trained(message)
         forged.metadata.__dict__["_src_node_id"] = 12345
@@ -314,7 +315,7 @@ def test_a_reply_counts_only_from_the_node_that_was_asked() -> None:
     assert torch.equal(run.server.model.vector, plain.server.model.vector)
 
 
-def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_flower_cannot_read_ends_only_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ready(rounds=3)
     grid = grid_of(run)
     pull = grid.pull_messages
@@ -333,13 +334,13 @@ def test_a_message_that_flower_cannot_read_ends_its_job_and_nothing_else(monkeyp
 
 
 def internal_error() -> httpx.HTTPStatusError:
-    """What Flower's client raises at once, while it waits for a SuperLink that does not answer at all."""
+    """Flower's client raises this error immediately, but waits for a SuperLink that does not answer at all."""
     request = httpx.Request("POST", "https://superlink")
     return httpx.HTTPStatusError("500 Internal Server Error", request=request, response=httpx.Response(500))
 
 
 def failing(call: Callable[..., Any], time: Time, moments: range, error: Callable[[], Exception]) -> Callable[..., Any]:
-    """A call to the grid that fails for a while."""
+    """A call to the grid that fails at these moments."""
 
     def called(*arguments: Any) -> Any:
         if int(time.now) in moments:
@@ -351,7 +352,7 @@ def failing(call: Callable[..., Any], time: Time, moments: range, error: Callabl
 
 @pytest.mark.parametrize("error", [internal_error, lambda: httpx.ConnectError("TLS handshake"), ConnectionResetError])
 @pytest.mark.parametrize("name", ["get_node_ids", "pull_messages", "push_messages"])
-def test_errors_of_the_superlink_are_borne(
+def test_temporary_errors_of_the_superlink_are_tolerated(
     name: str, error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = ready(rounds=6)
@@ -359,14 +360,14 @@ def test_errors_of_the_superlink_are_borne(
     monkeypatch.setattr(grid, name, failing(getattr(grid, name), grid.time, range(4, 14), error))
     run.go()
     assert run.result["finished"]
-    assert {job[0] for of in jobs(run) for job in of} == {0, 1, 2}, "nobody is left out"
+    assert {job[0] for of in jobs(run) for job in of} == {0, 1, 2}, "all nodes take part"
     assert set(run.runtime.state.dropped) == ({"not sent"} if name == "push_messages" else set())
     assert torch.equal(replayed(run), run.server.model.vector)
     if name == "push_messages":
         assert grid.time.now > 30, "a node that could not be reached cools down"
 
 
-def test_a_superlink_that_goes_on_to_fail_ends_the_run_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_superlink_that_keeps_failing_ends_the_run_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ready()
     grid = grid_of(run)
     monkeypatch.setattr(grid, "get_node_ids", failing(grid.get_node_ids, grid.time, range(3, 10**6), internal_error))
@@ -394,7 +395,7 @@ class FailingLink(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-def test_flowers_own_client_is_borne_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_from_flowers_own_client_are_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ready()
     monkeypatch.setattr(FailingLink, "statuses", [500, 500, 200])
     monkeypatch.setattr(run.runtime, "_send", lambda: None)
@@ -410,10 +411,10 @@ def test_flowers_own_client_is_borne_with(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class StoppedRunError(BaseException):
-    """Like Flower's, when an operator has stopped the run."""
+    """Like Flower's exception for a run that an operator has stopped."""
 
 
-def test_a_run_that_was_stopped_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_an_operator_has_stopped_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ready()
     grid = grid_of(run)
     monkeypatch.setattr(grid, "pull_messages", failing(grid.pull_messages, grid.time, range(3, 99), StoppedRunError))  # type: ignore[arg-type]
@@ -421,7 +422,7 @@ def test_a_run_that_was_stopped_stops(monkeypatch: pytest.MonkeyPatch) -> None:
         run.go()
 
 
-def test_a_reply_that_comes_slowly_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reply_does_not_delay_the_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     run, uploaded, pulls = ready(rounds=9), Event(), Counter[str]()
     grid = grid_of(run)
     pull = grid.pull_messages
@@ -443,9 +444,9 @@ def test_a_reply_that_comes_slowly_holds_up_nobody(monkeypatch: pytest.MonkeyPat
     run.runtime._pulls.patience = 0.05
     run.go(release)
     first = [1 in {job[0] for job in of} for of in jobs(run)].index(True)
-    assert first == 5, "the others' updates were merged meanwhile, and its own at the next look"
+    assert first == 5, "the other updates were merged meanwhile, and this one at the next poll"
     assert run.history[first]["staleness"][0] == 5
-    assert set(pulls.values()) == {1}, "each is fetched once"
+    assert set(pulls.values()) == {1}, "each reply is fetched once"
 
 
 ENDLESS = """
@@ -463,13 +464,13 @@ END
 
 @patient
 @pytest.mark.parametrize("end", ["", "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)"])
-def test_a_reply_that_comes_slowly_keeps_no_process_from_ending(end: str) -> None:
+def test_a_slow_reply_does_not_prevent_the_process_from_ending(end: str) -> None:
     script = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler){ENDLESS}".replace("END", end)
     done = run_process(*PYTHON, script)
     assert ("KeyboardInterrupt" in done.err) == bool(end), done.err
 
 
-def test_replies_that_come_slowly_are_so_many_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_slow_replies_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     uploaded, grid = Event(), SmallGrid(Time(), honest, lambda _: NODES)
     monkeypatch.setattr(grid, "pull_messages", lambda ids: [*ids] if uploaded.wait(LIMIT) else [])
     pulls = Pulls(grid, patience=0.05, at_once=2)
@@ -479,25 +480,25 @@ def test_replies_that_come_slowly_are_so_many_at_most(monkeypatch: pytest.Monkey
         time.sleep(0.01)
     pulls.patience = 60
     replies: list[Any] = [pulls.ask(asked) for asked in "abc"]
-    assert replies == [["a"], ["b"], ["c"]], "the third is asked for now that there is room"
+    assert replies == [["a"], ["b"], ["c"]], "the third is requested when there is room"
 
 
-def nothing(message: Message) -> Message:
-    return spoilt(message, _delta(Array(np.zeros(SIZE, np.float32))))
+def zero_update(message: Message) -> Message:
+    return changed_update(message, _delta(Array(np.zeros(SIZE, np.float32))))
 
 
-def test_updates_that_say_nothing_do_not_make_a_merge() -> None:
+def test_zero_updates_do_not_cause_a_merge() -> None:
     def answer(message: Message) -> Answers:
-        return [(1.0, nothing(message))] if message.metadata.dst_node_id == 7 else honest(message)
+        return [(1.0, zero_update(message))] if message.metadata.dst_node_id == 7 else honest(message)
 
     run = federate(answer, rounds=3)
-    assert [line["arrivals"] for line in run.history] == [3, 3, 3], "two others each time"
+    assert [line["arrivals"] for line in run.history] == [3, 3, 3], "two other updates each time"
     assert run.result["zero_updates"] == 3
-    run = federate(lambda m: [(1.0, nothing(m))], rounds=3)
-    assert all(line["arrivals"] for line in run.history), "but nobody waits for ever"
+    run = federate(lambda m: [(1.0, zero_update(m))], rounds=3)
+    assert all(line["arrivals"] for line in run.history), "but the server does not wait forever"
 
 
-def test_updates_that_the_method_throws_away_do_not_make_a_merge() -> None:
+def test_updates_that_the_method_discards_do_not_cause_a_merge() -> None:
     run = federate(rounds=6, method={"name": "fedavg", "late": "discard"})
     in_time = [line["staleness"].count(0) for line in run.history]
     assert any(any(line["staleness"]) for line in run.history)
@@ -513,13 +514,15 @@ def test_a_node_gets_no_second_job_while_its_first_may_still_be_running() -> Non
         return lambda m: honest(m) if m.metadata.dst_node_id == 7 else [(seconds, trained(m))]
 
     always = lambda _: (7, 12345)  # noqa: E731
-    assert times(after(500), always)[1] == pytest.approx(500, abs=5), "it has reported back"
-    assert times(after(1e6), always)[1] == pytest.approx(600, abs=5), "the message itself is forgotten"
+    assert times(after(500), always)[1] == pytest.approx(500, abs=5), "the node has replied"
+    assert times(after(1e6), always)[1] == pytest.approx(600, abs=5), "Flower has dropped the message"
     away = lambda now: (7,) if 100 < now < 150 else (7, 12345)  # noqa: E731
-    assert times(after(1e6), away)[1] == pytest.approx(330, abs=5), "it was gone: it has cooled down, that is all"
+    assert times(after(1e6), away)[1] == pytest.approx(330, abs=5), (
+        "the node was disconnected: only the cooldown counts"
+    )
 
 
-def test_that_a_job_is_forgotten_says_nothing_of_the_one_after_it() -> None:
+def test_forgetting_a_job_does_not_affect_the_next_one() -> None:
     rules = {**SETTINGS["federation"], "cooldown": 0.0}
     away = lambda now: (7,) if 100 < now < 150 else (7, 12345)  # noqa: E731
     never: Callable[[Message], Answers] = lambda m: honest(m) if m.metadata.dst_node_id == 7 else []  # noqa: E731
@@ -528,8 +531,8 @@ def test_that_a_job_is_forgotten_says_nothing_of_the_one_after_it() -> None:
     assert times[1:3] == [pytest.approx(300, abs=5), pytest.approx(900, abs=5)], "the second one may still be running"
 
 
-def test_whose_reply_it_is_the_reply_cannot_say() -> None:
-    """12345 names another's message in its replies, and ends another's job in its own name."""
+def test_a_node_cannot_reply_to_the_job_of_another_node() -> None:
+    """Node 12345 sends errors for the jobs of other nodes, and a reply that names another node's message."""
     others: list[str] = []
 
     def answer(message: Message) -> Answers:
@@ -555,7 +558,7 @@ def test_whose_reply_it_is_the_reply_cannot_say() -> None:
     assert mine not in run.runtime._under_way
 
 
-def test_what_the_superlink_says_in_a_nodes_stead_ends_its_job() -> None:
+def test_an_error_that_the_superlink_sends_for_a_node_ends_its_job() -> None:
     def answer(message: Message) -> Answers:
         lost = failed(message, "Node Unavailable")
         lost.metadata.__dict__["_src_node_id"] = 1
@@ -576,7 +579,7 @@ def test_nodes_that_are_turned_away_are_reported_once(monkeypatch: pytest.Monkey
     ]
 
 
-def spoilt(message: Message, change: Callable[[dict[str, Any]], None]) -> Message:
+def changed_update(message: Message, change: Callable[[dict[str, Any]], None]) -> Message:
     reply = trained(message)
     content = {name: reply.content[name] for name in reply.content}
     change(content)
@@ -601,8 +604,8 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "nan": ("not a number", _delta(Array(np.full(SIZE, np.nan, np.float32)))),
     "short": ("wrong length", _delta(Array(np.ones(SIZE - 1, np.float32)))),
     "long": ("too large", _delta(Array(np.ones(SIZE + 2000, np.float32)))),
-    "doubles": ("no array of numbers", _delta(Array(np.ones(SIZE, np.float64)))),
-    "a header that lies": ("no array of numbers", _delta(Array("float32", (SIZE,), "numpy.ndarray", _npy(HUGE, b"")))),
+    "float64": ("no array of numbers", _delta(Array(np.ones(SIZE, np.float64)))),
+    "a false header": ("no array of numbers", _delta(Array("float32", (SIZE,), "numpy.ndarray", _npy(HUGE, b"")))),
     **{
         f"a header like {header[:8]}": (
             "no array of numbers",
@@ -617,19 +620,19 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "pickled": ("no array of numbers", _delta(Array("float32", (SIZE,), "pickle", b"\x80\x04N."))),
     "another layout": ("wrong layout", lambda c: c.update(layout=ConfigRecord({"digest": "of another model"}))),
     "no examples": ("bad example count", lambda c: c.update(facts=MetricRecord({"examples": 0}))),
-    "more than an update": ("no update", lambda c: c.update(more=ConfigRecord({"x": 1}))),
-    "nothing": ("no update", dict.clear),
+    "an additional record": ("no update", lambda c: c.update(more=ConfigRecord({"x": 1}))),
+    "empty": ("no update", dict.clear),
 }
 
 
-@pytest.mark.parametrize("how", BAD)
-def test_updates_are_checked_as_in_the_simulation(how: str) -> None:
-    reason, change = BAD[how]
+@pytest.mark.parametrize("kind", BAD)
+def test_updates_are_checked_as_in_the_simulation(kind: str) -> None:
+    reason, change = BAD[kind]
 
     def answer(message: Message) -> Answers:
         if message.metadata.dst_node_id != 12345:
             return honest(message)
-        return [(1.0, spoilt(message, change))]
+        return [(1.0, changed_update(message, change))]
 
     run = federate(answer, rounds=3)
     assert list(run.server.refused) == [reason]
@@ -644,7 +647,7 @@ def order(model: nn.Module | None = None) -> Order:
 
 
 @pytest.mark.parametrize("model", [net(), nn.Linear(4, 2)], ids=["with buffers", "without"])
-def test_what_is_sent_is_what_is_read(model: nn.Module) -> None:
+def test_messages_are_read_as_they_were_sent(model: nn.Module) -> None:
     sent = order(model)
     message = order_message(sent, 7, ttl=10)
     got = read_order(message)
@@ -661,7 +664,7 @@ def test_what_is_sent_is_what_is_read(model: nn.Module) -> None:
         read_update(update_message(longer, message), sent.job, sent.start)
 
 
-def test_a_client_with_another_model_says_so() -> None:
+def test_a_client_refuses_another_model_no_examples_and_another_version() -> None:
     with pytest.raises(FeddleError, match=r"this client's model differs from the server's.*run the same app"):
         train_job(order_message(order(), 7, ttl=10), nn.Linear(4, 2), SHARES[0])
     with pytest.raises(FeddleError, match="no examples"):
@@ -670,7 +673,7 @@ def test_a_client_with_another_model_says_so() -> None:
         train_job(Message(RecordDict(), 7, "train"), net(), SHARES[0])
 
 
-def test_a_client_imports_little() -> None:
+def test_a_client_does_not_import_the_code_for_runs() -> None:
     code = "import sys, feddle.runtimes.flower.client; print([m for m in sys.modules if m.startswith('feddle.run.')])"
     assert run_process(*PYTHON, code).out.strip() == "[]"
 
@@ -684,19 +687,19 @@ def test_a_client_imports_little() -> None:
         ({"method": "fedbuf"}, "did you mean 'fedbuff'"),
     ],
 )
-def test_what_a_real_federation_does_not_have_is_refused(changes: dict[str, Any], text: str) -> None:
+def test_settings_of_simulations_and_unknown_settings_are_refused(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(FeddleError, match=text):
         make_plan({**SETTINGS, **changes}, source="test")
 
 
-# --- stop, continue, replay
+# --- stop, resume, replay
 
 
 class KilledError(Exception):
     """Stops a server."""
 
 
-def test_a_server_that_was_killed_goes_on_with_its_version_and_its_atlas(tmp_path: Path) -> None:
+def test_a_killed_server_continues_with_its_version_and_its_atlas(tmp_path: Path) -> None:
     run = ready(rounds=7)
 
     def stop(line: dict[str, Any]) -> None:
@@ -710,19 +713,19 @@ def test_a_server_that_was_killed_goes_on_with_its_version_and_its_atlas(tmp_pat
     lines: list[dict[str, Any]] = []
     run_in_folder(again, tmp_path / "run", lines.append)
     assert [line["version"] for line in lines] == [5, 6, 7]
-    assert min(lines[0]["anchor_versions"]) < 4, "anchors from before"
+    assert min(lines[0]["anchor_versions"]) < 4, "anchors from before the stop"
     assert again.history[:4] == run.history
-    assert again.history[4]["sent"][0][2] == 4, "what was under way is lost, and new jobs begin from its version"
+    assert again.history[4]["sent"][0][2] == 4, "unfinished jobs are lost, and new jobs start from the restored version"
     assert {path.stem for path in (tmp_path / "run").iterdir()} >= {"config", "history", "result", "model"}
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert [node["node"] for node in status["nodes"]] == [str(node) for node in BY_NUMBER], "they keep their numbers"
+    assert [node["node"] for node in status["nodes"]] == [str(node) for node in BY_NUMBER], "nodes keep their numbers"
     assert torch.equal(replayed(again), again.server.model.vector)
     with pytest.raises(FeddleError, match="holds a finished federation"):
         run_in_folder(ready(rounds=7), tmp_path / "run")
 
 
 def killed(where: str, monkeypatch: pytest.MonkeyPatch, run: Path, **changes: Any) -> None:
-    """A run whose process ends as it calls a function."""
+    """Start a run that is killed when it calls the function `where`."""
 
     def kill(*_: Any, **__: Any) -> None:
         raise KilledError
@@ -734,7 +737,7 @@ def killed(where: str, monkeypatch: pytest.MonkeyPatch, run: Path, **changes: An
             run_in_folder(federation, run)
 
 
-def test_up_writes_the_page_of_a_finished_federation(tmp_path: Path) -> None:
+def test_up_writes_the_report_of_a_finished_federation(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run_in_folder(ready(), out)
     assert is_finished(out)
@@ -747,7 +750,7 @@ def test_up_writes_the_page_of_a_finished_federation(tmp_path: Path) -> None:
         run_in_folder(ready(), out)
 
 
-def test_a_server_that_was_killed_before_its_last_merge_was_kept_makes_it_again(
+def test_a_server_killed_before_saving_its_last_merge_repeats_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed("feddle.run.folder.RunFolder.finish", monkeypatch, tmp_path / "run", rounds=3)
@@ -757,7 +760,7 @@ def test_a_server_that_was_killed_before_its_last_merge_was_kept_makes_it_again(
     assert is_finished(tmp_path / "run")
 
 
-def test_settings_hold_that_are_given_before_the_first_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_can_be_changed_before_the_first_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed("feddle.flower.run.go_to_the_end", monkeypatch, tmp_path / "run", rounds=3)
     again = ready(rounds=2)
     run_in_folder(again, tmp_path / "run")
@@ -765,14 +768,14 @@ def test_settings_hold_that_are_given_before_the_first_merge(tmp_path: Path, mon
     assert len(lines_of(tmp_path / "run")) == 2
 
 
-def assert_refused(pattern: str, *words: str | Path) -> None:
-    """The command line ends with one line and exit code 2."""
-    said = run_feddle(*words)
-    assert said.code == 2
-    assert re.search(pattern, said.err.splitlines()[-1])
+def assert_refused(pattern: str, *arguments: str | Path) -> None:
+    """Check that the command line ends with exit code 2 and this message."""
+    result = run_feddle(*arguments)
+    assert result.code == 2
+    assert re.search(pattern, result.err.splitlines()[-1])
 
 
-def test_a_simulation_is_not_written_over(tmp_path: Path) -> None:
+def test_a_simulation_is_not_overwritten(tmp_path: Path) -> None:
     simulated = {"config.yaml": "rounds: 6\n", "history.jsonl": '{"round": 1}\n'}
     for name, text in simulated.items():
         (tmp_path / name).write_text(text)
@@ -809,7 +812,7 @@ OPTIONS = {name: {"buffer_size": 3} for name in ("fedbuff", "ca2fl")}
 
 
 @pytest.mark.parametrize("method", ["feddle", "fedbuff", "ca2fl", "fedasync"])
-def test_the_order_of_arrival_taken_through_the_simulations_server_gives_the_same_vector(method: str) -> None:
+def test_a_replay_of_the_arrivals_on_a_simulated_server_is_bit_identical(method: str) -> None:
     def answer(message: Message) -> Answers:
         lost = int(message.metadata.message_id.split()[1]) % 5 == 3
         return [(3.0, failed(message))] if lost else honest(message)
@@ -823,10 +826,10 @@ def test_the_order_of_arrival_taken_through_the_simulations_server_gives_the_sam
         replayed(run)
 
 
-# --- as Flower's users use it
+# --- Flower's own interface
 
 
-def test_it_is_a_strategy_of_flowers() -> None:
+def test_feddle_is_a_flower_strategy() -> None:
     grid, model = SmallGrid(Time(), lambda m: [(0.0, trained(m))], lambda _: NODES), net()
     strategy = Feddle(model, server=SERVER, test=TEST, **SETTINGS | {"federation": {"poll": 0.01}})
     seen: list[int] = []
@@ -853,7 +856,7 @@ def test_it_is_a_strategy_of_flowers() -> None:
         strategy.start(grid, start, train_config=ConfigRecord({"lr": 1}))
 
 
-def test_keys_are_private_and_kept(tmp_path: Path) -> None:
+def test_keys_are_private_and_not_replaced(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "keys")
     made = certificates.make(["127.0.0.1", "example.org"], 2)
     assert {path.name for path in made} == {
@@ -867,7 +870,7 @@ def test_keys_are_private_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moment", range(7))
-def test_keys_are_whole_whenever_their_making_was_stopped(
+def test_interrupted_key_generation_leaves_no_incomplete_keys(
     tmp_path: Path, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificates, written = Certificates(tmp_path), iter(range(99))
@@ -893,7 +896,9 @@ def test_keys_are_whole_whenever_their_making_was_stopped(
     assert {oct(path.stat().st_mode)[-3:] for path in private} == {"600"}
 
 
-def test_a_key_that_is_replaced_leaves_no_half_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_replacement_of_a_key_leaves_a_valid_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     certificates = Certificates(tmp_path)
     certificates.make(["localhost"], 1)
     written = iter([None, KilledError])
@@ -911,7 +916,7 @@ def test_a_key_that_is_replaced_leaves_no_half_of_it(tmp_path: Path, monkeypatch
     assert load_ssh_private_key(certificates.node(1, "key").read_bytes(), None).public_key() == public
 
 
-def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) -> None:
+def test_an_existing_certificate_for_other_hosts_is_refused(tmp_path: Path) -> None:
     command = ["federation", "certificates", str(tmp_path), "--nodes", "0", "--host"]
     assert run_feddle(*command, "one.example.org").code == 0
     assert run_feddle(*command, "one.example.org").code == 0
@@ -925,14 +930,14 @@ def test_a_certificate_for_other_hosts_is_not_passed_off_as_new(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("host", ["", "über.example.org", "example.org:8443", "https://example.org", "two names"])
-def test_what_is_no_host_gets_no_certificate(tmp_path: Path, host: str) -> None:
+def test_invalid_hosts_get_no_certificate(tmp_path: Path, host: str) -> None:
     with pytest.raises(FeddleError, match="expected a host name or address without a port"):
         Certificates(tmp_path / "keys").make(["localhost", host], 1)
     assert not (tmp_path / "keys").exists()
 
 
 @pytest.mark.parametrize("damaged", ["ca.crt", "ca.key"])
-def test_an_authority_that_cannot_be_read_is_reported(tmp_path: Path, damaged: str) -> None:
+def test_an_unreadable_or_mismatched_authority_is_reported(tmp_path: Path, damaged: str) -> None:
     certificates, other = Certificates(tmp_path / "keys"), Certificates(tmp_path / "others")
     for made in (certificates, other):
         made.make(["localhost"], 0)
@@ -941,7 +946,8 @@ def test_an_authority_that_cannot_be_read_is_reported(tmp_path: Path, damaged: s
     (certificates.folder / damaged).write_text("damaged")
     with pytest.raises(FeddleError, match="are not a readable certificate and key"):
         certificates.make(["localhost"], 0)
-    if damaged == "ca.key":  # it is kept on another machine; without the certificate, both would be made again
+    # a missing key may be on another machine; if the certificate is missing too, both are made again
+    if damaged == "ca.key":
         certificates.ca_key.unlink()
         with pytest.raises(FeddleError, match="are not a readable certificate and key; restore them"):
             certificates.make(["localhost"], 0)
@@ -952,7 +958,7 @@ def test_an_authority_that_cannot_be_read_is_reported(tmp_path: Path, damaged: s
     assert certificates.make(["localhost"], 0) == [certificates.server]
 
 
-def test_what_an_operator_sees(tmp_path: Path) -> None:
+def test_watch_shows_merges_and_failures(tmp_path: Path) -> None:
     def answer(message: Message) -> Answers:
         return [(1.0, failed(message))] if message.metadata.dst_node_id == 12345 else honest(message)
 
@@ -971,7 +977,7 @@ def test_what_an_operator_sees(tmp_path: Path) -> None:
     assert "lost jobs: error (" in text
 
 
-def test_an_operator_is_told_that_a_server_says_nothing(
+def test_a_missing_status_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     killed("feddle.run.run.Run._line", monkeypatch, tmp_path)
@@ -988,13 +994,13 @@ def test_an_operator_is_told_that_a_server_says_nothing(
         assert printed.count("no status") == 1
     with FederationDisplay(tmp_path, since=time.time()) as display:
         display.show()
-        assert capsys.readouterr().err == "", "another process is being started"
+        assert capsys.readouterr().err == "", "a new process is starting"
     with (console := Console(width=200)).capture() as captured:
         console.print(picture(status, "no status for 100 s"))
     assert "no status for 100 s" in captured.get()
 
 
-def test_an_operator_sees_text_unchanged_and_no_damaged_line_or_status(
+def test_the_display_keeps_text_unchanged_and_skips_damaged_lines_and_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with FederationDisplay(tmp_path) as display:
@@ -1010,7 +1016,7 @@ def test_an_operator_sees_text_unchanged_and_no_damaged_line_or_status(
 
 
 class ShortFederation:
-    """Stands in for the processes; the ServerApp ends as it begins, or the user stops it."""
+    """Replaces the processes. The ServerApp fails at the start, or the user stops it."""
 
     stop: type[BaseException] | None = None
 
@@ -1040,7 +1046,7 @@ def unanswered(*_: Any) -> str:
     raise FeddleError("no answer")
 
 
-def test_what_goes_on_with_a_run_is_told_with_all_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_to_continue_has_all_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = shutil.copytree(APP, tmp_path / "my app", ignore=shutil.ignore_patterns("__pycache__"))
     out, previous = tmp_path / "run", signal.getsignal(signal.SIGTERM)
     options = ["--nodes", "2", "--out", str(out), "--app", str(own), "-o", "rounds=3", "-o", "method.name=fedbuff"]
@@ -1060,7 +1066,7 @@ def test_what_goes_on_with_a_run_is_told_with_all_options(tmp_path: Path, monkey
     assert f"to continue: {again}\n" in stopped.err
 
 
-def test_an_app_to_start_from(tmp_path: Path) -> None:
+def test_new_creates_an_app(tmp_path: Path) -> None:
     files = [Path(line) for line in run_feddle("federation", "new", tmp_path / "mine").out.splitlines()]
     assert [file.name for file in files] == ["model.py", "client_data.py", "server_data.py"]
     assert all(file.is_file() for file in files)
@@ -1080,20 +1086,22 @@ def test_an_app_to_start_from(tmp_path: Path) -> None:
         ("clients.per_round=9", "count is 3"),
     ],
 )
-def test_up_starts_nothing_for_settings_that_are_wrong(tmp_path: Path, option: str, text: str) -> None:
+def test_up_starts_nothing_with_wrong_settings(tmp_path: Path, option: str, text: str) -> None:
     assert_refused(text, "federation", "up", "--out", tmp_path / "run", "-o", option)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"[tool.flwr.app]\nconfig = 3\n", b"\xff\xfe", b"tool"])
-def test_up_starts_nothing_for_a_folder_that_holds_no_app(tmp_path: Path, content: bytes) -> None:
+def test_up_starts_nothing_in_a_folder_without_an_app(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pyproject.toml").write_bytes(content)
     refusal = r"is not an app: expected \[tool\.flwr\.app\.config\]"
     assert_refused(refusal, "federation", "up", "--out", tmp_path / "run", "--app", tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_what_flower_leaves_unanswered_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flower_command_that_does_not_answer_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("feddle.flower.local._PATIENCE", 0.05)
     (tmp_path / "flwr").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "flwr").chmod(0o755)
@@ -1102,8 +1110,8 @@ def test_what_flower_leaves_unanswered_is_told_in_one_line(tmp_path: Path, monke
         LocalFederation(tmp_path, 1).run_status(1)
 
 
-def test_two_processes_do_not_run_the_same_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("start_superlink", "register", "_start"):  # no processes: the lock is all that counts
+def test_two_processes_cannot_run_the_same_federation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("start_superlink", "register", "_start"):  # no processes: only the lock is tested
         monkeypatch.setattr(LocalFederation, name, lambda *_, **__: None)
     second = LocalFederation(tmp_path, 1)
     with LocalFederation(tmp_path, 1), pytest.raises(FeddleError, match="another process runs the fed"):
@@ -1138,7 +1146,7 @@ def test_a_node_without_certificate_and_key_uses_no_tls(tmp_path: Path, secure: 
 # --- real processes, on loopback
 
 
-def living_below(folder: Path) -> list[str]:
+def processes_of(folder: Path) -> list[str]:
     """The command lines of processes whose environment names a folder."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -1164,7 +1172,7 @@ def processes(folder: Path, nodes: int, **options: Any) -> Iterator[LocalFederat
             yield federation
     finally:
         federation.close()
-        wait_until(lambda: not living_below(folder), "the end of all processes")
+        wait_until(lambda: not processes_of(folder), "the end of all processes")
 
 
 def node_ids(federation: LocalFederation) -> dict[int, int]:
@@ -1174,10 +1182,10 @@ def node_ids(federation: LocalFederation) -> dict[int, int]:
 
 
 def wait_for(true: Callable[[], Any], federation: LocalFederation, what: str) -> None:
-    def said() -> dict[str, str]:
+    def logs() -> dict[str, str]:
         return {name: log_of(federation, name)[-1500:] for name in federation.processes}
 
-    wait_until(true, what, federation.logs, said=said)
+    wait_until(true, what, federation.logs, said=logs)
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
@@ -1191,7 +1199,7 @@ def is_finished(run: Path) -> bool:
 
 
 def app_with_a_slow_client(folder: Path) -> Path:
-    """The shipped app, but the second client is seconds behind: a merge of two does not wait for it."""
+    """The shipped app with a second client that takes 6 s longer, so a merge of two updates does not wait for it."""
     app = shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
     data = app / "federation" / "client_data.py"
     text = data.read_text().replace("from flwr", "import time\n\nfrom flwr", 1)
@@ -1202,7 +1210,7 @@ def app_with_a_slow_client(folder: Path) -> Path:
 
 
 def other_app(folder: Path) -> Path:
-    """The shipped app, but the model has another width where the environment says so."""
+    """The shipped app with a model whose width can be set by an environment variable."""
     app = shutil.copytree(APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
     model = app / "federation" / "model.py"
     text = model.read_text().replace("16 * 4 * 4, 32", "16 * 4 * 4, WIDTH").replace("nn.Linear(32", "nn.Linear(WIDTH")
@@ -1227,7 +1235,7 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
         "training.epochs": 1,
         "federation.poll": 0.2,
     }
-    settings["federation.cooldown"] = 3600  # on a slow machine too, a client that was refused is not asked again
+    settings["federation.cooldown"] = 3600  # a refused client gets no second job, even on a slow machine
     with processes(tmp_path / "federation", 1, app=other_app(tmp_path / "app")) as federation:
         federation.register(2)
         federation.nodes = 2
@@ -1240,7 +1248,7 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
         wait_for(lambda: is_finished(run), federation, "the run")
     result = json.loads((run / "result.json").read_text())
     assert result["finished"]
-    assert [len(line["jobs"]) for line in lines_of(run)] == [1, 1], "nobody waits for a client that was refused"
+    assert [len(line["jobs"]) for line in lines_of(run)] == [1, 1], "merges do not wait for a refused client"
     assert result["dropped"] == {"error": 1}
     nodes = json.loads((run / "status.json").read_text())["nodes"]
     assert sorted((node["done"], node["failed"]) for node in nodes) == [(0, 1), (2, 0)]
@@ -1251,8 +1259,8 @@ def test_a_short_federation_of_real_processes_refuses_a_client_with_another_mode
 
 @linux
 @patient
-def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second node is registered when the stop comes, but its id is not yet kept."""
+def test_registering_continues_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interrupt comes after the second node is registered and before its id is saved."""
     federation = LocalFederation(tmp_path, 2)
 
     def stop(*_: Any, **__: Any) -> None:
@@ -1273,14 +1281,14 @@ def test_registering_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.Mo
         federation.register(2)
     finally:
         federation.close()
-        wait_until(lambda: not living_below(tmp_path), "the end of all processes")
+        wait_until(lambda: not processes_of(tmp_path), "the end of all processes")
     known = node_ids(federation)
     assert list(first) == [1]
     assert known[1] == first[1]
     assert len(set(known.values())) == 2
 
 
-# what a real federation with TLS and authentication goes through; a loaded machine may take several times as long
+# for the federation with TLS and authentication; the limits are long enough for a loaded machine
 REAL: dict[str, Any] = {
     "rounds": 7,
     "clients.count": 3,
@@ -1296,14 +1304,14 @@ REAL: dict[str, Any] = {
 @linux
 @pytest.mark.slow
 @patient
-def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to_it(tmp_path: Path) -> None:
+def test_a_federation_with_tls_and_authentication_survives_killed_processes(tmp_path: Path) -> None:
     run, settings = tmp_path / "run", {"out": str(tmp_path / "run"), **REAL}
 
     def version(wanted: int) -> Callable[[], bool]:
         return lambda: len(lines_of(run)) >= wanted or is_finished(run)
 
     def third_is_back() -> bool:
-        federation.keep_up()  # the SuperLink takes a while to see that it was gone, and refuses it until then
+        federation.keep_up()  # the SuperLink refuses the node until it notices that the node was gone
         return log_of(federation, "node-3").count("SuperNode ID") == 2
 
     with processes(tmp_path / "federation", 3, app=app_with_a_slow_client(tmp_path / "app")) as federation:
@@ -1314,7 +1322,7 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
 
         status = json.loads((run / "status.json").read_text())
         os.kill(status["pid"], signal.SIGKILL)
-        time.sleep(1)  # it may have been making a checkpoint
+        time.sleep(1)  # the process may have been writing a checkpoint
         before = lines_of(run)
         assert [node["node"] for node in status["nodes"]] == [str(i) for i in sorted(node_ids(federation).values())]
         federation.start_node(3)
@@ -1330,14 +1338,14 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
     lines, result = lines_of(run), json.loads((run / "result.json").read_text())
     kept = (
         len(before) - 1 if before[-1] != lines[len(before) - 1] else len(before)
-    )  # the last may have had no checkpoint
+    )  # the last merge may have had no checkpoint
     assert kept >= 2
-    assert lines[:kept] == before[:kept], "it went on, and did not begin again"
+    assert lines[:kept] == before[:kept], "the run continued and did not start again"
     assert [line["version"] for line in lines] == list(range(1, REAL["rounds"] + 1))
     known = node_ids(federation)
-    in_order = sorted(known.values())  # a client's number is its node's place among them
+    in_order = sorted(known.values())  # a client's number is the index of its node in this list
     third = in_order.index(known[3])
-    assert any(job[0] == third for line in lines[kept:] for job in line["jobs"]), "node 3 is back, as it was"
+    assert any(job[0] == third for line in lines[kept:] for job in line["jobs"]), "node 3 is back with its old number"
     assert any(staleness for line in lines for staleness in line["staleness"])
     assert result["clients"] == 3
     assert result["refused"] == {}
@@ -1345,13 +1353,13 @@ def test_a_whole_federation_with_tls_and_authentication_survives_what_happens_to
     shares = [next(n for n, i in known.items() if i == node) - 1 for node in in_order]
     model, vector = replayed_real(lines, settings, shares)
     model.load_state_dict(load_file(run / "model.safetensors"))
-    assert torch.equal(Layout.of(model).read(model).vector, vector), "the simulation's server ends with the same bits"
+    assert torch.equal(Layout.of(model).read(model).vector, vector), "the simulation's result is bit-identical"
 
 
 def replayed_real(
     lines: list[dict[str, Any]], settings: dict[str, Any], shares: Sequence[int]
 ) -> tuple[nn.Module, torch.Tensor]:
-    """The shipped app's federation, taken through a server in this process; client i has the share `shares[i]`."""
+    """Replay a federation of the shipped app on a server in this process. Client i has the share `shares[i]`."""
     config = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     plan = make_plan({k: v for k, v in {**config, **settings}.items() if k != "out"}, source="test")
     with global_seed(seed_for(plan.seed, "model")):
@@ -1368,7 +1376,7 @@ def replayed_real(
 @linux
 @pytest.mark.slow
 @patient
-def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refused(tmp_path: Path) -> None:
+def test_an_unregistered_node_and_one_with_another_certificate_are_refused(tmp_path: Path) -> None:
     with processes(tmp_path / "federation", 1) as federation:
         wait_for(lambda: "SuperNode ID" in log_of(federation, "node-1"), federation, "a node that is registered")
         federation.certificates.make([], 2)
@@ -1390,7 +1398,7 @@ def test_a_node_that_is_not_registered_and_one_with_another_certificate_are_refu
 @linux
 @pytest.mark.slow
 @patient
-def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_path: Path) -> None:
+def test_up_stops_all_processes_at_the_end_and_when_interrupted(tmp_path: Path) -> None:
     out = tmp_path / "run"
     options = ["-o", "rounds=3", "-o", "training.epochs=1", "-o", "federation.poll=0.3"]
     command = [
@@ -1410,22 +1418,23 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # background jobs are started without it
+            # shells start background jobs with SIGINT ignored
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
     try:
         wait_until(lambda: lines_of(out) or first.poll() is not None, "a merge", out)
         assert first.poll() is None
-        assert len(living_below(out)) >= 4
+        assert len(processes_of(out)) >= 4
         first.send_signal(signal.SIGINT)
         wait_for_end(first, log)
     finally:
         first.kill()
         first.wait()
-    said = log.read_text()
+    printed = log.read_text()
     assert first.returncode == 130
-    assert "with TLS and authentication" in said
-    assert f"to continue: feddle federation up --nodes 2 --out {out}" in said
-    assert living_below(out) == []
+    assert "with TLS and authentication" in printed
+    assert f"to continue: feddle federation up --nodes 2 --out {out}" in printed
+    assert processes_of(out) == []
     before = lines_of(out)
     nodes = {path.name: path.read_bytes() for path in (out / "flower" / "certificates").glob("node-*")}
     assert len(nodes) == 6, "two keys, public keys and ids"
@@ -1437,13 +1446,13 @@ def test_up_starts_a_federation_and_stops_all_of_it_also_when_interrupted(tmp_pa
     assert "version 3/3: 2 nodes, staleness" in done.err
     assert "Report: " in done.out
     assert is_finished(out)
-    assert living_below(out) == []
+    assert processes_of(out) == []
     again = run_process(*command)
     assert (again.code, again.err.count("\n")) == (2, 1)
     assert "is finished; name another folder" in again.err
 
 
-def test_resume_tells_a_real_federation_from_a_simulation(tmp_path: Path) -> None:
+def test_resume_refuses_a_federation_and_names_its_command(tmp_path: Path) -> None:
     run = ready()
     RunFolder(tmp_path / "run").path.mkdir()
     RunFolder(tmp_path / "run").begin(run.plan.model_dump(mode="json"))

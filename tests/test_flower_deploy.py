@@ -1,4 +1,4 @@
-"""The files for real machines: they parse, name what there is, and call commands with options that these have."""
+"""Deployment files: they can be parsed, refer to existing files, and use existing options of commands."""
 
 import configparser
 import re
@@ -30,7 +30,7 @@ def compose() -> dict[str, Any]:
 
 
 def unit(path: Path) -> configparser.RawConfigParser:
-    parser = configparser.RawConfigParser(strict=False)  # a key may come twice
+    parser = configparser.RawConfigParser(strict=False)  # a key may occur twice
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(path.read_text().replace("\\\n", " "))
     return parser
@@ -45,16 +45,16 @@ def commands() -> Iterator[Any]:
 
 @cache
 def help_of(*command: str) -> set[str]:
-    """The options that a command says it has."""
+    """The options in the help of a command."""
     done = run_process(BIN / command[0], *command[1:], "--help")
     assert done.code == 0, done.err
     return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", done.out))
 
 
 @pytest.mark.parametrize("command", list(commands()))
-def test_every_option_is_one_that_the_command_has(command: str) -> None:
-    words = shlex.split(command)
-    own, _, passed_on = " ".join(words).partition(" -- ")
+def test_the_commands_have_every_option(command: str) -> None:
+    arguments = shlex.split(command)
+    own, _, passed_on = " ".join(arguments).partition(" -- ")
     name = own.split(" --")[0].split()
     assert name in (["flower-superlink"], ["flower-superexec"], ["feddle", "federation", "node"])
     options = set(re.findall(r"(?:^| )(--[a-z-]+)", own))
@@ -73,15 +73,15 @@ def test_units_restart_and_are_enabled(path: Path) -> None:
 
 @needs.systemd
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
-def test_systemd_takes_the_units(path: Path, tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(path: Path, tmp_path: Path) -> None:
     here = tmp_path / path.name
     here.write_text(path.read_text().replace("/opt/feddle/bin/", f"{BIN}/"))
     done = run_process("systemd-analyze", "verify", here)
-    said = [line for line in (done.out + done.err).splitlines() if path.name in line]
-    assert said == [], "unknown keys, commands that cannot be run"
+    messages = [line for line in (done.out + done.err).splitlines() if path.name in line]
+    assert messages == [], "unknown keys, commands that cannot be run"
 
 
-def test_the_compose_file_names_what_there_is(tmp_path: Path) -> None:
+def test_the_compose_file_refers_to_existing_files_and_secrets(tmp_path: Path) -> None:
     file = compose()
     made = {path.name for path in Certificates(tmp_path).make(["superlink"], 2)}
     assert {Path(secret["file"]).name for secret in file["secrets"].values()} <= made
@@ -93,17 +93,19 @@ def test_the_compose_file_names_what_there_is(tmp_path: Path) -> None:
         assert used == set(service["secrets"]) <= set(file["secrets"])
         assert {volume.split(":")[0] for volume in service["volumes"]} <= set(file["volumes"])
         assert set(service.get("depends_on", ())) <= set(file["services"])
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"]), "whoever reaches it can start runs"
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"]), (
+            "anyone who can connect to the port can start runs"
+        )
 
 
-def test_the_image_copies_what_there_is() -> None:
+def test_the_image_copies_existing_files() -> None:
     copied = re.findall(r"^COPY (.*) \S+$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert copied
     assert all((ROOT / name).exists() for names in copied for name in names.split())
 
 
 @pytest.mark.parametrize("where", ["docs/flower.md", "deploy/compose.yaml"])
-def test_files_that_are_mentioned_are_shipped(where: str) -> None:
+def test_mentioned_files_exist(where: str) -> None:
     text = (ROOT / where).read_text()
     named = set(re.findall(r"[\w-]+\.(?:conf|service)\b|compose\.yaml|Dockerfile", text))
     assert named
@@ -111,7 +113,7 @@ def test_files_that_are_mentioned_are_shipped(where: str) -> None:
 
 
 @needs.nginx
-def test_nginx_takes_its_file(tmp_path: Path) -> None:
+def test_nginx_accepts_its_configuration(tmp_path: Path) -> None:
     Certificates(tmp_path).make(["localhost"], 0)
     site = (DEPLOY / "nginx.conf").read_text().replace("/etc/feddle", str(tmp_path))
     (tmp_path / "site.conf").write_text(site)

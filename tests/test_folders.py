@@ -51,8 +51,8 @@ def stopped_run(folder: Path) -> None:
         run_config(small("fedbuff"), folder, stop, quiet=True)
 
 
-def held(kind: str, folder: Path, file: Path) -> None:
-    """Start something in a folder."""
+def fill(kind: str, folder: Path, file: Path) -> None:
+    """Put a run, a comparison, a grid or a federation in a folder."""
     if kind == "stopped run":
         stopped_run(folder)
     elif kind == "run":
@@ -70,9 +70,9 @@ KINDS = ["stopped run", "run", "comparison", "grid", "federation"]
 
 
 @pytest.mark.parametrize(("name", "kind"), list(product(COMMANDS, KINDS)))
-def test_a_folder_belongs_to_what_was_started_in_it(name: str, kind: str, tmp_path: Path, file: Path) -> None:
+def test_commands_refuse_a_folder_that_holds_something_else(name: str, kind: str, tmp_path: Path, file: Path) -> None:
     out = tmp_path / "out"
-    held(kind, out, file)
+    fill(kind, out, file)
     before = content(out)
     refused = command(name, file, out)
     assert (refused.code, refused.err.count("\n")) == (2, 1), refused.text
@@ -89,29 +89,32 @@ def test_a_folder_belongs_to_what_was_started_in_it(name: str, kind: str, tmp_pa
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize(
-    "mine",
+    "file_name",
     ["model.safetensors", "report.html", "client-updates.f32", "checkpoint/x.safetensors", "notes.txt", ".hidden"],
 )
-def test_the_files_of_a_user_are_never_replaced(name: str, mine: str, tmp_path: Path, file: Path) -> None:
-    path = tmp_path / "out" / mine
+def test_the_files_of_a_user_are_never_replaced(name: str, file_name: str, tmp_path: Path, file: Path) -> None:
+    path = tmp_path / "out" / file_name
     path.parent.mkdir(parents=True)
     path.write_text("mine")
     refused = command(name, file, tmp_path / "out")
-    first = mine.partition("/")[0]
+    first = file_name.partition("/")[0]
     assert refused == Said(
         2, "", f"feddle: {tmp_path / 'out'} is not empty (it holds {first}); name a new or empty folder with --out\n"
     )
-    assert content(tmp_path / "out") == {mine: b"mine"}
+    assert content(tmp_path / "out") == {file_name: b"mine"}
 
 
 def test_the_root_of_the_disk_is_not_empty() -> None:
-    with pytest.raises(FeddleError, match="/ is not empty"):  # no command: if it failed, it would write there
+    # a direct call, because a command that is not refused would write there
+    with pytest.raises(FeddleError, match="/ is not empty"):
         check_free(Path("/"))
 
 
 @pytest.mark.parametrize("left", ["", "checkpoint/lock", "config.yaml.partial", "compare.yaml.partial"])
 @pytest.mark.parametrize("name", ["run", "compare"])
-def test_what_an_interrupted_start_leaves_is_in_nobodys_way(name: str, left: str, tmp_path: Path, file: Path) -> None:
+def test_files_of_an_interrupted_start_do_not_prevent_the_next(
+    name: str, left: str, tmp_path: Path, file: Path
+) -> None:
     path = tmp_path / "out" / left
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch() if left else path.mkdir()
@@ -125,7 +128,7 @@ def test_tracking_starts_in_an_empty_folder(tmp_path: Path, file: Path) -> None:
     assert len(list((tmp_path / "out" / "tensorboard").iterdir())) == 1
 
 
-def test_a_second_comparison_by_default_has_a_folder_of_its_own(
+def test_a_second_comparison_gets_a_new_folder_by_default(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -144,16 +147,16 @@ def test_a_cache_on_disk_replaces_no_file(tmp_path: Path) -> None:
     assert content(tmp_path) == {"client-updates.f32": b"mine"}
 
 
-def test_a_cache_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_cache_in_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FeddleError, match=r"cannot keep the last updates .*: Not a directory; name another folder"):
         ClientCache(3, 5, limit=1, folder=tmp_path / "file" / "inside")
 
 
-# --- killed at the end
+# --- killed while finishing
 
 
-def test_a_run_that_was_killed_as_it_finished_is_tidied_and_reported(tmp_path: Path) -> None:
+def test_a_run_killed_while_finishing_is_completed_by_resume(tmp_path: Path) -> None:
     out = tmp_path / "run"
     stopped_run(out)
     left = shutil.copytree(out / "checkpoint", tmp_path / "left")
@@ -175,7 +178,7 @@ def test_a_run_that_was_killed_as_it_finished_is_tidied_and_reported(tmp_path: P
     assert run_feddle("resume", out) == Said(0, f"{out} is finished; there is nothing to resume\n", "")
 
 
-def test_a_cell_that_was_killed_as_it_finished_is_tidied(tmp_path: Path) -> None:
+def test_a_cell_killed_while_finishing_is_completed(tmp_path: Path) -> None:
     task = Task("a", tmp_path / "a", tiny(workers=0, rounds=2))
     run_task(task, lambda _: None)
     assert is_done(task)
@@ -186,11 +189,11 @@ def test_a_cell_that_was_killed_as_it_finished_is_tidied(tmp_path: Path) -> None
     assert not (tmp_path / "a" / "checkpoint").exists()
 
 
-# --- comparisons that are impossible
+# --- impossible comparisons
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("data.server.samples=0", "feddle uses the server's data, but there is none"),
         ("clients={count: 3000, per_round: 3000}", "clients have data, but clients.per_round"),
@@ -199,11 +202,11 @@ def test_a_cell_that_was_killed_as_it_finished_is_tidied(tmp_path: Path) -> None
         ("data.channels=2", "data.channels"),
     ],
 )
-def test_an_impossible_comparison_leaves_nothing(override: str, told: str, tmp_path: Path, file: Path) -> None:
+def test_an_impossible_comparison_creates_no_folder(override: str, message: str, tmp_path: Path, file: Path) -> None:
     out, methods = tmp_path / "all", ("--methods", "fedbuff,feddle")
     refused = run_feddle("compare", file, "-q", *methods, "-o", override, "--out", out)
     assert (refused.code, refused.err.count("\n")) == (2, 1), refused.text
-    assert told in refused.err
+    assert message in refused.err
     assert not out.exists()
     assert run_feddle("compare", file, "-q", *methods, "--out", out).code == 0
 
@@ -217,13 +220,13 @@ def test_a_comparison_with_a_cache_on_disk(tmp_path: Path, file: Path) -> None:
 
 def test_resume_of_a_grid_names_the_command_that_continues_it(tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text("{}")
-    said = run_feddle("resume", tmp_path)
-    assert (said.code, said.err.count("\n")) == (2, 1)
-    assert f"{tmp_path} holds a grid; to continue it: repeat its `feddle reproduce` command" in said.err
+    refused = run_feddle("resume", tmp_path)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert f"{tmp_path} holds a grid; to continue it: repeat its `feddle reproduce` command" in refused.err
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (
             ["run", "empty.yaml", "-o", "metrics=f1_macro"],
@@ -236,11 +239,11 @@ def test_resume_of_a_grid_names_the_command_that_continues_it(tmp_path: Path) ->
         (["report", __file__], "expected a run folder, but it is a file"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_named(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_errors_name_the_wrong_argument(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.yaml").touch()
-    told = run_feddle(*words)
-    assert (told.code, told.err.count("\n")) == (2, 1), told.text
-    assert said in told.err
+    refused = run_feddle(*arguments)
+    assert (refused.code, refused.err.count("\n")) == (2, 1), refused.text
+    assert message in refused.err

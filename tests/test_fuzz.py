@@ -1,4 +1,4 @@
-"""Malformed updates against a live server, malformed config files through the reader: refused, and nothing else."""
+"""Malformed updates to a running server and malformed config files are refused and change nothing."""
 
 import copy
 from collections import Counter
@@ -43,7 +43,7 @@ def honest(job: Job) -> Update:
 
 
 def no_tensor(rng: Random, like: torch.Tensor) -> Any:
-    """Something that is no dense float tensor of this length, or holds what is no number."""
+    """An object that is not a dense float tensor of this length, or a tensor with NaN or infinity."""
     size = len(like)
     spoiled = like.clone()
     spoiled[rng.integers(size)] = [NAN, INF, -INF][rng.integers(3)]
@@ -74,7 +74,7 @@ def no_tensor(rng: Random, like: torch.Tensor) -> Any:
 
 
 def no_number(rng: Random) -> Any:
-    """Something that is no number that a message holds."""
+    """An object that is not a valid number in a message."""
     odd: tuple[Any, ...] = (
         None,
         True,
@@ -156,13 +156,13 @@ EVERY_REASON = {
 
 
 def attack_a_live_server(count: int, seed: int, make: Callable[[], Server] = live_server) -> tuple[Counter[str], int]:
-    """Bad updates between good ones; a twin that sees only the good ones must end in the same state.
+    """Send bad updates between good ones. A twin that gets only the good ones must end in the same state.
 
     Returns how many were refused, by reason, and how many were accepted.
     """
     rng = np.random.default_rng(seed)
     core, twin = make(), make()
-    for step in range(25):  # enough to know the usual norm
+    for step in range(25):  # enough to estimate the usual norm
         for each in (core, twin):
             assert each.receive(honest(each.dispatch(step % 5)))
             each.advance()
@@ -311,7 +311,7 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def bend(rng: Random, tree: dict[str, Any]) -> None:
-    """Replace, remove, add, wrap or misspell somewhere."""
+    """Replace, remove, rename, wrap or copy a random entry."""
     found = places(tree)
     if not found:
         return
@@ -332,7 +332,7 @@ def bend(rng: Random, tree: dict[str, Any]) -> None:
 
 
 def break_text(rng: Random, text: bytes) -> bytes:
-    """Cut, insert, repeat or flip somewhere."""
+    """Remove, insert or repeat bytes at a random position."""
     at, until = sorted(rng.integers(0, len(text) + 1, size=2).tolist())
     lines = text.splitlines(keepends=True)
     match rng.integers(5):
@@ -380,7 +380,7 @@ def valid_among(folder: Path, count: int, seed: int) -> int:
 
 
 def test_a_thousand_malformed_configs_are_read_or_refused_in_one_line(tmp_path: Path) -> None:
-    assert 0 < valid_among(tmp_path, 1_000, seed=0) < 500  # some mutations do no harm
+    assert 0 < valid_among(tmp_path, 1_000, seed=0) < 500  # some mutated configs are still valid
 
 
 @pytest.mark.slow
@@ -391,7 +391,7 @@ def test_ten_thousand_malformed_configs_are_read_or_refused_in_one_line(tmp_path
 @pytest.mark.parametrize(
     "text",
     [
-        # each level names the one before nine times: a billion words if it were written out
+        # each level refers to the previous one nine times, which would expand to 9⁹ words
         "a0: &a0 [lol]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)),
         "rounds: &a [" + "lol, " * 5 + "]\n" + "seed: [*a, *a]",
         "method: &m {name: feddle, search: *m}",
@@ -400,7 +400,7 @@ def test_ten_thousand_malformed_configs_are_read_or_refused_in_one_line(tmp_path
         "seed: 0x" + "f" * 6000,
     ],
 )
-def test_configs_that_would_grow_or_loop(tmp_path: Path, text: str) -> None:
+def test_configs_that_would_grow_or_loop_are_refused(tmp_path: Path, text: str) -> None:
     assert not read_or_refuse(tmp_path / "config.yaml", text.encode())
     bomb = text.replace("a9:", "rounds:")
     assert not read_or_refuse(tmp_path / "config.yaml", bomb.encode())

@@ -47,9 +47,9 @@ def coefficient_figures(run: RunRecord, title: str) -> Markup | None:
 
 
 def _search(line: HistoryLine, names: Sequence[str], known: Mapping[int, str]) -> _Search | None:
-    """The search of a round; None if it had no anchors. Lists that do not fit each other are ignored.
+    """The search of a round; None if it had no anchors. Lists of unequal lengths are ignored.
 
-    `names` are those of the blocks, and `known` those of clients.
+    `names` are the names of the blocks, and `known` the names of clients.
     """
     values, rows = line.get("coefficients"), line.get("block_coefficients", [])
     if not values or line["round"] < 1:
@@ -76,7 +76,7 @@ def _own_rows(shown: Sequence[_Search]) -> Rows:
 
 
 def _about(server: Rows) -> str:
-    """What the rows of the anchors show that the server makes itself."""
+    """The meaning of the rows of the server's own anchors."""
     if not server:
         return ""
     rows = "The last row is the coefficient" if len(server) == 1 else "The last rows are the coefficients"

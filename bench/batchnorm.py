@@ -20,7 +20,7 @@ _TEST_IMAGES = 3000
 
 
 @torch.no_grad()
-def take_anew(model: nn.Module, examples: Examples) -> None:
+def recompute_statistics(model: nn.Module, examples: Examples) -> None:
     """Compute the statistics again on the examples: the mean over batches of 250."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -36,7 +36,7 @@ def statistics(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: t.clone() for n, t in state.items() if "running_" in n}
 
 
-def look(folder: Path) -> str:
+def row(folder: Path) -> str:
     """One row of the table: the accuracy of the run's model with each kind of statistics."""
     federation = build_problem(load_config(folder / "config.yaml"), quiet=True)
     assert federation.server is not None
@@ -47,7 +47,7 @@ def look(folder: Path) -> str:
     accuracies = [evaluate(model, test).accuracy]
     model.load_state_dict(pretrained, strict=False)
     accuracies.append(evaluate(model, test).accuracy)
-    take_anew(model, federation.server)
+    recompute_statistics(model, federation.server)
     accuracies.append(evaluate(model, test).accuracy)
     return f"| {folder.name} | " + " | ".join(f"{100 * a:.1f}" for a in accuracies) + " |"
 
@@ -56,4 +56,4 @@ if __name__ == "__main__":
     print("| run | merged | as pretrained | anew, on the server's images |\n|---|---|---|---|")
     with one_thread():
         for name in sys.argv[1:]:
-            print(look(Path(name)), flush=True)
+            print(row(Path(name)), flush=True)

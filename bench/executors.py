@@ -2,7 +2,7 @@
 
 The setting is the paper's for Fashion-MNIST, shortened. The same run is done in turn by two local workers, by two
 workers on a Ray cluster with one node, and by two workers on a cluster with two nodes of one CPU each. Each run is a
-process of its own. Prints for each the wall time of the second half of the rounds, the CPU time of all processes in
+separate process. Prints for each the wall time of the second half of the rounds, the CPU time of all processes in
 it, both for the whole run with the start of the workers, and the largest sum of the processes' memory (PSS); and
 whether all runs end with bit-identical weights. A cluster is started before its run, and the CPU time of its daemons
 counts from the start of the run.
@@ -69,7 +69,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory(pid: int) -> int:
-    """The memory of a process in bytes; a page that several share counts in parts."""
+    """The memory of a process in bytes; a page that several processes share counts by its share."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -110,31 +110,31 @@ def measure(overrides: Sequence[str], roots: Sequence[int]) -> Measured:
         marks.append(sum(seen.values()))
         process.stdin.write("\n")
         process.stdin.flush()
-    said = json.loads(process.communicate()[0])
+    result = json.loads(process.communicate()[0])
     ended.set()
     watcher.join()
     assert process.returncode == 0
-    return Measured(said["steady"], marks[1] - marks[0], said["whole"], sum(seen.values()), peak, said["digest"])
+    return Measured(result["steady"], marks[1] - marks[0], result["whole"], sum(seen.values()), peak, result["digest"])
 
 
 def main() -> None:
-    """Measure all of them in turn."""
+    """Measure all executors in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args()
-    common = [f"rounds={asked.rounds}", "device=cpu", "workers=2"]
+    arguments = parser.parse_args()
+    common = [f"rounds={arguments.rounds}", "device=cpu", "workers=2"]
     found: dict[str, list[Measured]] = {"local": [], "ray, 1 node": [], "ray, 2 nodes": []}
-    for _ in range(asked.repeats):
+    for _ in range(arguments.repeats):
         for name, runs in found.items():
             with ExitStack() as stack:
-                words, roots = [*common], list[int]()
+                overrides, roots = [*common], list[int]()
                 if name != "local":
                     nodes = (2,) if name == "ray, 1 node" else (1, 1)
                     running = stack.enter_context(cluster(*nodes, store=512 << 20))
-                    words += [f"executor={{name: ray, address: '{running.address}'}}"]
+                    overrides += [f"executor={{name: ray, address: '{running.address}'}}"]
                     roots = [node.process.pid for node in running.nodes]
-                runs.append(measure(words, roots))
+                runs.append(measure(overrides, roots))
             last = runs[-1]
             print(f"{name}: {last.steady:.1f} s, CPU {last.steady_cpu:.1f} s, whole {last.whole:.1f} s", flush=True)
     report(found)

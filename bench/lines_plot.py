@@ -32,7 +32,7 @@ class Panel:
     curves: Mapping[str, Curve]
 
 
-def draw(panels: Sequence[Panel], spoken: str) -> str:
+def draw(panels: Sequence[Panel], description: str) -> str:
     """Write the panels as an SVG file."""
     size = Size("lines", WIDTH * len(panels) + NAMES, HEIGHT, 0)
     drawn = [
@@ -41,7 +41,7 @@ def draw(panels: Sequence[Panel], spoken: str) -> str:
     ]
     paper = element("rect", width=size.width, height=size.height, class_="paper")
     style = element("style", Markup(STYLE + LINES))
-    return drawing(size, "panels", spoken, style, paper, *drawn, xmlns="http://www.w3.org/2000/svg") + "\n"
+    return drawing(size, "panels", description, style, paper, *drawn, xmlns="http://www.w3.org/2000/svg") + "\n"
 
 
 def _panel(panel: Panel, *, last: bool) -> Markup:

@@ -57,8 +57,8 @@ def main() -> None:
         Panel("cosine at c′", {name: curve(h, "signal_cosine") for name, h in lines.items()}),
         Panel("cosine of ĉ − c′", {name: curve(h, "search_cosine") for name, h in lines.items()}),
     ]
-    spoken = "Accuracy, and cosines between out-of-domain and in-domain directions, over the rounds"
-    (DOCS / "ood-signal.svg").write_text(draw(panels, spoken))
+    description = "Accuracy, and cosines between out-of-domain and in-domain directions, over the rounds"
+    (DOCS / "ood-signal.svg").write_text(draw(panels, description))
     print("| fallback, λ | accuracy | last | mean cosine at c′ | mean cosine of ĉ − c′ |\n|---|---|---|---|---|")
     for name, h in lines.items():
         accuracies = [y for _, y in curve(h, "accuracy", 100)]

@@ -1,8 +1,8 @@
 """Compare `feddle plan` with real runs: `python bench/plan.py`.
 
 For each setting, `feddle plan --json` and then the run itself are started in new processes. The run reports its bytes,
-the largest number of pinned versions, and the size of its checkpoint folder before old files are removed. From outside
-come the CPU time and the memory of all its processes (PSS, so that shared pages count once), every tenth of a second.
+the largest number of pinned versions, and the size of its checkpoint folder before old files are removed. The CPU time
+and the memory of all its processes (PSS, so that shared pages count once) are read every tenth of a second.
 Prints a table with estimate, real value and their ratio. The goal is a ratio between 2/3 and 4/3. Other processes on
 the machine make the wall time longer, so compare the CPU time there.
 """
@@ -40,7 +40,7 @@ MEASURES = ("cpu s", "wall s", "memory MB", "MB up", "MB down", "pinned", "check
 
 
 def real_run(config: Path, overrides: Sequence[str], out: Path) -> None:
-    """Run a config in this process, and print what it took."""
+    """Run a config in this process, and print its bytes and its sizes."""
     largest = {"pinned": 0, "checkpoint": 0}
     dispatch, tidy = Server.dispatch, Checkpoint.tidy
 
@@ -79,11 +79,11 @@ def shared_size(pid: int) -> int:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
 
 
-def started(words: Sequence[str | Path]) -> dict[str, float]:
-    """Run a command that prints JSON; with its CPU time, wall time and memory."""
+def started(arguments: Sequence[str | Path]) -> dict[str, float]:
+    """Run a command that prints JSON. Return that JSON, and the CPU time, wall time and memory of the command."""
     began, most = time.perf_counter(), 0
     with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen([sys.executable, *map(str, words)], stdout=out)  # noqa: S603
+        process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=out)  # noqa: S603
         while True:
             pid, status, used = os.wait4(process.pid, os.WNOHANG)
             if pid:
@@ -91,7 +91,7 @@ def started(words: Sequence[str | Path]) -> dict[str, float]:
             most = max(most, sum(map(shared_size, tree(process.pid))))
             time.sleep(0.1)
         if status:
-            raise SystemExit(f"{' '.join(map(str, words))} failed with status {status}")
+            raise SystemExit(f"{' '.join(map(str, arguments))} failed with status {status}")
         out.seek(0)
         printed = json.loads(out.read())
     wall = time.perf_counter() - began
@@ -99,7 +99,7 @@ def started(words: Sequence[str | Path]) -> dict[str, float]:
 
 
 def estimated(config: Path, overrides: Sequence[str]) -> tuple[dict[str, float], float]:
-    """What `feddle plan` says, and the seconds that it took."""
+    """The estimate of `feddle plan`, and the seconds that it took."""
     options = [word for override in overrides for word in ("-o", override)]
     plan: Mapping[str, Mapping[str, float]] = started(["-m", "feddle", "plan", config, *options, "--json", "-q"])  # type: ignore[assignment]
     values = (
@@ -111,7 +111,7 @@ def estimated(config: Path, overrides: Sequence[str]) -> tuple[dict[str, float],
 
 
 def real(config: Path, overrides: Sequence[str]) -> dict[str, float]:
-    """What the run took."""
+    """The measurements of the run."""
     with tempfile.TemporaryDirectory() as folder:
         took = started([__file__, "--real", config, "--out", Path(folder, "run"), *overrides])
     values = (

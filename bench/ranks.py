@@ -47,7 +47,7 @@ def resident() -> float:
 
 
 def search(anchors: int, count: int, repeats: int, ranks: Ranks | None) -> dict[str, Any]:
-    """Search at this rank; what was measured here."""
+    """Search at this rank, and return its measurements."""
     torch.manual_seed(0)
     model = ResNet18(10)
     layout, rank, size = Layout.of(model), ranks.rank if ranks else 0, ranks.size if ranks else 1
@@ -82,13 +82,13 @@ def search(anchors: int, count: int, repeats: int, ranks: Ranks | None) -> dict[
     return measured
 
 
-def measured(count: int, words: list[str]) -> list[dict[str, Any]]:
+def measured(count: int, options: list[str]) -> list[dict[str, Any]]:
     """Start this many ranks, and return what each of them measured."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(count)}
-    command = [sys.executable, __file__, "--one-rank", *words]
+    command = [sys.executable, __file__, "--one-rank", *options]
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, str(rank)) for rank in range(count)]
         processes = []
@@ -117,17 +117,17 @@ def main() -> None:
         with one_thread():
             print(json.dumps(search(arguments.anchors, arguments.images, arguments.repeats, ranks)))
         return
-    words = [f"--{name}={getattr(arguments, name)}" for name in ("anchors", "images", "repeats")]
+    options = [f"--{name}={getattr(arguments, name)}" for name in ("anchors", "images", "repeats")]
     print("| ranks | search, s | CPU time of rank 0, s | MB per rank, beyond torch and the model | difference of ĉ |")
     print("|---|---|---|---|---|")
     alone: torch.Tensor | None = None
     for count in (1, 2, 4):
-        first, *others = measured(count, words)
+        first, *others = measured(count, options)
         found = torch.tensor(first["coefficients"])
         alone = found if alone is None else alone
         memory = ", ".join(f"{each['resident']:.0f}" for each in (first, *others))
-        far = float((found - alone).abs().max())
-        print(f"| {count} | {first['seconds']:.1f} | {first['cpu']:.1f} | {memory} | {far:.1e} |", flush=True)
+        difference = float((found - alone).abs().max())
+        print(f"| {count} | {first['seconds']:.1f} | {first['cpu']:.1f} | {memory} | {difference:.1e} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -92,15 +92,15 @@ def main() -> None:
     print(f"| method | {' | '.join(f'seed {seed} (last)' for seed in arguments.seeds)} |")
     print("|---" * (1 + len(arguments.seeds)) + "|")
     for plus in (False, True):
-        of = "feddle+" if plus else "feddle"
-        own = {"name": of} | ({} if plus else {"search": {"name": "paper", "lr": 3e-3}})
+        base = "feddle+" if plus else "feddle"
+        own = {"name": base} | ({} if plus else {"search": {"name": "paper", "lr": 3e-3}})
         rows: dict[str, dict[str, Any]] = {
             "none": own | {"head_anchor": None},
             "head": own | {"head_anchor": {}},
             **{row: {"name": "rows:Wider", "row": row, "plus": plus} for row in get_args(Row)},
         }
         for row, options in rows.items():
-            name = f"{of}, {row}"
+            name = f"{base}, {row}"
             method = [f"method={json.dumps(options)}", f"averaging={0.95 if plus else 0}"]
             cells = []
             for seed in arguments.seeds:

@@ -70,7 +70,9 @@ def draw(lines: Mapping[str, Points]) -> str:
     )
     paper = element("rect", width=size.width, height=size.height, class_="paper")
     style = element("style", Markup(STYLE))
-    return drawing(size, "panels", _spoken(lines), style, paper, *panels, xmlns="http://www.w3.org/2000/svg") + "\n"
+    return (
+        drawing(size, "panels", _description(lines), style, paper, *panels, xmlns="http://www.w3.org/2000/svg") + "\n"
+    )
 
 
 def _panel(panel: Panel, points: Points, y: Axis) -> Markup:
@@ -143,7 +145,7 @@ def short(value: float) -> str:
     return f"{value / 1e3:.0f}k" if value < 1e6 else f"{value / 1e6:.2g}M"
 
 
-def _spoken(lines: Mapping[str, Points]) -> str:
+def _description(lines: Mapping[str, Points]) -> str:
     each = (
         f"{PANELS[name].title}: "
         + ", ".join(f"{short(point[PANELS[name].key])} takes {point['time']:.2f}" for point in points)

@@ -40,15 +40,15 @@ METHODS = ("fed+ft", "hfcl", "feddf", "fedavg", "fedasync", "fedbuff", "ca2fl", 
 def measure(method: str, layers: tuple[int, int] = (1, 2)) -> dict[str, Any]:
     """What a round costs the server, as we count it and in the paper: GFLOPs, and the MB of network and method's state.
 
-    It is counted with two shallow networks; their difference is the cost of a layer.
+    The cost is counted with two shallow networks; their difference is the cost of a layer.
     """
     with one_thread():
         low, high = ((_flops(method, depth), _kept(method, depth)) for depth in layers)
     slopes = [(b - a) / (layers[1] - layers[0]) for a, b in zip(low, high, strict=True)]
     flops, kept = (a + (LAYERS - layers[0]) * slope for a, slope in zip(low, slopes, strict=True))
-    said = next(row for row in paper()["server_cost"]["rows"] if row["method"] == method)
-    papers = {"paper_gflops": said["gflops"], "paper_cache_mb": said["cache_mb"]}
-    return {"method": method, "gflops": flops / 1e9, "cache_mb": kept / 1e6, **papers}
+    row = next(each for each in paper()["server_cost"]["rows"] if each["method"] == method)
+    paper_costs = {"paper_gflops": row["gflops"], "paper_cache_mb": row["cache_mb"]}
+    return {"method": method, "gflops": flops / 1e9, "cache_mb": kept / 1e6, **paper_costs}
 
 
 def _flops(method: str, layers: int) -> float:

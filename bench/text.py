@@ -38,8 +38,8 @@ def tokens(model: Path, texts: Sequence[str]) -> Tensor:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=True)
-    told = tokenizer(list(texts), padding="max_length", truncation=True, max_length=_LENGTH, return_tensors="pt")
-    ids: Tensor = told["input_ids"]
+    encoded = tokenizer(list(texts), padding="max_length", truncation=True, max_length=_LENGTH, return_tensors="pt")
+    ids: Tensor = encoded["input_ids"]
     return ids
 
 

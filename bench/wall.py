@@ -3,7 +3,7 @@
 The setting is the paper's for Fashion-MNIST, shortened. A run in one process with one thread gives the work: the CPU
 time of the clients' training, and of everything else (search, merging, evaluation), which is server work. A run with
 one worker per core then does the same work, with bit-identical results. Prints wall time / ((client work + server work)
-/ cores). The limit of the machine is 1. Jobs that a worker trains in vain make the ratio larger.
+/ cores). The limit of the machine is 1. Jobs that are trained but not used make the ratio larger.
 """
 
 import argparse

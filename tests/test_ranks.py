@@ -1,4 +1,4 @@
-"""A search that several processes share: worked examples, then properties, then runs, and what goes wrong."""
+"""A search that several processes share: worked examples, properties, runs, and errors."""
 
 import json
 import os
@@ -44,8 +44,10 @@ def member_of(ranks: Ranks, capacity: int, targets: Tensor, blocks: Blocks | Non
     return Member(ranks, own, Targets(targets), blocks, weights(*[0.0] * size))
 
 
-def led(ranks: Ranks, member: Member, folder: Path, capacity: int) -> tuple[ShardedRows, SharedObjective] | None:
-    """What rank 0 searches with; the other ranks follow until it ends them."""
+def lead_or_follow(
+    ranks: Ranks, member: Member, folder: Path, capacity: int
+) -> tuple[ShardedRows, SharedObjective] | None:
+    """Return the rows and the objective at rank 0. The other ranks follow until rank 0 ends the search."""
     if ranks.rank == 0:
         files = StreamedRows.empty(folder / "rows", capacity, len(member.size.vector), 10**6)
         ranks.agree({})
@@ -62,7 +64,7 @@ def led(ranks: Ranks, member: Member, folder: Path, capacity: int) -> tuple[Shar
 def test_two_ranks_worked_out(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> Any:
         targets = torch.tensor([[0.0, 0.0, 0.0], [3.0, 0.0, 0.0], [0.0, 6.0, 0.0]])
-        both = led(ranks, member_of(ranks, 2, targets), tmp_path, 2)
+        both = lead_or_follow(ranks, member_of(ranks, 2, targets), tmp_path, 2)
         if both is None:
             return "followed"
         rows, objective = both
@@ -97,7 +99,7 @@ def compared(folder: Path, seed: int, ranks: Ranks) -> dict[str, float]:
     matrix, targets = torch.randn(capacity, size, generator=generator), torch.randn(7, size, generator=generator)
     blocks = Blocks(("a", "b", "c"), (Segment(0, 1, 10, 0), Segment(10, 2, 10, 1))) if seed % 2 else None
     member = member_of(ranks, capacity, targets, blocks)
-    both = led(ranks, member, folder / str(seed), capacity)
+    both = lead_or_follow(ranks, member, folder / str(seed), capacity)
     if both is None:
         return {}
     rows, objective = both
@@ -119,11 +121,11 @@ def compared(folder: Path, seed: int, ranks: Ranks) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_any_number_of_ranks_finds_the_same(tmp_path: Path, count: int) -> None:
+def test_any_number_of_ranks_finds_the_same_coefficients(tmp_path: Path, count: int) -> None:
     found = in_ranks(count, tmp_path, lambda ranks: [compared(tmp_path, seed, ranks) for seed in range(6)])
-    # near a minimum, a line search cannot tell losses apart that differ by rounding, 1e-7: ĉ may then differ by √1e-7
+    # near a minimum, a line search cannot distinguish losses that differ by rounding (1e-7), so ĉ may differ by √1e-7
     bounds = {"paper": 1e-5, "annealed": 1e-5, "sgd": 1e-5, "lbfgs": 2e-3}
-    assert all(far < bounds[search] for each in found[0] for search, far in each.items()), found[0]
+    assert all(value < bounds[search] for each in found[0] for search, value in each.items()), found[0]
 
 
 # --- runs
@@ -157,8 +159,8 @@ def close(found: Path, expected: Path) -> bool:
 @pytest.mark.parametrize("method", SEARCHING)
 def test_two_ranks_run_every_kind_of_search(tmp_path: Path, method: str) -> None:
     file, out = config_file(tmp_path, method, rounds=4), tmp_path / "run"
-    words = ("run", file, "-q", "--out", out)
-    with feddle_ranks(tmp_path, words, words) as children:
+    arguments = ("run", file, "-q", "--out", out)
+    with feddle_ranks(tmp_path, arguments, arguments) as children:
         first, second = said_by(tmp_path, children)
     assert (first.code, first.err) == (0, "")
     assert "Report: " in first.out
@@ -179,13 +181,13 @@ def test_a_run_continues_with_any_number_of_ranks(tmp_path: Path) -> None:
             if count == 3:
                 wait_until(lambda: RunFolder(out).saved_rounds() == 6, "the next checkpoint", out)
                 os.kill(children[0], signal.SIGKILL)
-            codes = [said.code for said in said_by(tmp_path, children)]
+            codes = [result.code for result in said_by(tmp_path, children)]
         assert codes == ([-9, 2, 2] if count == 3 else [0, 0])
     assert close(out, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("who", ["another rank is killed", "torchrun stops rank 0"])
-def test_if_a_rank_dies_the_run_stops_and_can_be_resumed(tmp_path: Path, who: str) -> None:
+def test_a_run_stops_if_a_rank_dies_and_can_be_resumed(tmp_path: Path, who: str) -> None:
     file, out = config_file(tmp_path, "feddle", rounds=100_000), tmp_path / "run"
     with feddle_ranks(tmp_path, *[("run", file, "-q", "--out", out)] * 3) as children:
         wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out)
@@ -207,7 +209,7 @@ def test_if_a_rank_dies_the_run_stops_and_can_be_resumed(tmp_path: Path, who: st
 
 
 def refused(folder: Path, *commands: Sequence[str | Path]) -> str:
-    """The line of rank 0; the other ranks say nothing."""
+    """Return the error line of rank 0; the other ranks print nothing."""
     with feddle_ranks(folder, *commands) as children:
         first, *others = said_by(folder, children)
     assert (first.code, first.out, first.err.count("\n")) == (2, "", 1), first.text
@@ -235,27 +237,27 @@ BAD: dict[str, tuple[str, dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize("reason", BAD)
-def test_bad_use_is_one_line_of_rank_0(tmp_path: Path, reason: str) -> None:
+def test_bad_use_is_reported_in_one_line_by_rank_0(tmp_path: Path, reason: str) -> None:
     method, changes, count, text = BAD[reason]
     file = config_file(tmp_path, method, **changes)
     assert text in refused(tmp_path, *[("run", file, "-q", "--out", tmp_path / "run")] * count)
 
 
-def test_ranks_with_different_configs(tmp_path: Path) -> None:
+def test_ranks_with_different_configs_are_refused(tmp_path: Path) -> None:
     file, out = config_file(tmp_path, "feddle"), ("-q", "--out", tmp_path / "run")
     other = ("run", file, "-o", "method.atlas_size=8", *out)
-    told = refused(tmp_path, ("run", file, *out), ("run", file, *out), other)
+    error = refused(tmp_path, ("run", file, *out), ("run", file, *out), other)
     assert (
-        told
+        error
         == "feddle: rank 2 has another config than rank 0; start all ranks with the same command, files and versions\n"
     )
 
 
-def test_a_rank_without_its_config(tmp_path: Path) -> None:
+def test_a_rank_without_its_config_is_reported(tmp_path: Path) -> None:
     file, out = config_file(tmp_path, "feddle"), ("-q", "--out", tmp_path / "run")
-    told = refused(tmp_path, ("run", file, *out), ("run", tmp_path / "missing.yaml", *out))
-    assert told.startswith("feddle: rank 1: ")
-    assert "missing.yaml" in told
+    error = refused(tmp_path, ("run", file, *out), ("run", tmp_path / "missing.yaml", *out))
+    assert error.startswith("feddle: rank 1: ")
+    assert "missing.yaml" in error
     assert "missing.yaml" in refused(tmp_path, ("run", tmp_path / "missing.yaml", *out), ("run", file, *out))
 
 
@@ -263,14 +265,16 @@ def test_other_commands_are_for_one_process(monkeypatch: pytest.MonkeyPatch) -> 
     for rank in (0, 1):
         for name, value in environment(rank, 2, 1).items():
             monkeypatch.setenv(name, value)
-        told = run_feddle("compare", "x.yaml")
-        assert told.code == 2
+        result = run_feddle("compare", "x.yaml")
+        assert result.code == 2
         assert (
-            told.text == "" if rank else "share the search of `feddle run` or `feddle resume`, but found 2" in told.err
+            result.text == ""
+            if rank
+            else "share the search of `feddle run` or `feddle resume`, but found 2" in result.err
         )
 
 
-def test_a_rank_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_answer_stops_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ranks, "join", partial(Ranks.join, timedelta(seconds=5)))
 
     def work(ranks: Ranks) -> str:
@@ -288,27 +292,27 @@ def test_a_rank_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyP
 ALONE = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
-def torchrun(count: int, *words: str | Path) -> list[str]:
-    """A command that starts ranks of `feddle WORDS`."""
+def torchrun(count: int, *arguments: str | Path) -> list[str]:
+    """Return a command that starts this many ranks of `feddle ARGUMENTS`."""
     start = ["-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-port", str(free_port())]
-    return [sys.executable, *start, "-m", "feddle", *map(str, words)]
+    return [sys.executable, *start, "-m", "feddle", *map(str, arguments)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 2])
-def test_if_torchrun_loses_a_rank_one_line_says_so(tmp_path: Path, killed: int) -> None:
-    file, out, said = config_file(tmp_path, "feddle", rounds=100_000), tmp_path / "run", tmp_path / "said"
+def test_a_rank_lost_under_torchrun_is_reported_in_one_line(tmp_path: Path, killed: int) -> None:
+    file, out, output = config_file(tmp_path, "feddle", rounds=100_000), tmp_path / "run", tmp_path / "output"
     command = torchrun(3, "run", file, "-q", "--out", out)
-    with said.open("wb") as both:
-        process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **ALONE}, stdout=both, stderr=both)
+    with output.open("wb") as stream:
+        process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **ALONE}, stdout=stream, stderr=stream)
     try:
-        wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out, said=said.read_text)
+        wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out, said=output.read_text)
         of_rank = [pid for pid in cpu_times(os.getpid()) if f"\0RANK={killed}\0" in environment_of(pid)]
         os.kill(of_rank[0], signal.SIGKILL)
     finally:
-        wait_for_end(process, said)
-    lines = [line for line in said.read_text().splitlines() if line.startswith("feddle: ")]
-    assert len(lines) == 1, said.read_text()
+        wait_for_end(process, output)
+    lines = [line for line in output.read_text().splitlines() if line.startswith("feddle: ")]
+    assert len(lines) == 1, output.read_text()
     assert ("rank 0 has ended without a message" in lines[0]) == (killed == 0)
     assert "feddle resume" in lines[0]
     with pytest.raises(CutError):
@@ -323,15 +327,15 @@ def environment_of(pid: int) -> str:
 
 
 @pytest.mark.slow
-def test_torchrun(tmp_path: Path) -> None:
+def test_a_run_under_torchrun_matches_one_process(tmp_path: Path) -> None:
     file, out = config_file(tmp_path, "feddle"), tmp_path / "run"
-    told = run_process(*torchrun(2, "run", file, "-q", "--out", out), cwd=tmp_path, env=ALONE)
-    assert told.code == 0, told.text
+    result = run_process(*torchrun(2, "run", file, "-q", "--out", out), cwd=tmp_path, env=ALONE)
+    assert result.code == 0, result.text
     run_config(small("feddle"), tmp_path / "one", quiet=True)
     assert close(out, tmp_path / "one")
 
 
-def test_rank_0_may_fail_within_a_step(tmp_path: Path) -> None:
+def test_the_other_ranks_stop_if_rank_0_fails_within_a_step(tmp_path: Path) -> None:
     def work(ranks: Ranks) -> str:
         ranks.agree({})
         if ranks.rank == 0:

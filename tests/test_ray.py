@@ -67,7 +67,7 @@ def two_nodes() -> Iterator[RunningCluster]:
 
 
 class Double:
-    """Work whose result is easy to check; each job is logged before and after."""
+    """Work whose result is easy to check; each job is logged when it begins."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -111,7 +111,7 @@ def pool(work: Work, address: str | None, workers: int | None = None, *, ahead: 
 
 
 def begun(log: Path) -> list[tuple[int, int]]:
-    """The client and the process of each job that was begun."""
+    """The client and the process of each job that was started."""
     return [(int(client), int(pid)) for _, client, pid in (p.name.split("-") for p in log.glob("begun-*"))]
 
 
@@ -128,7 +128,7 @@ def same(run: Run[Simulation], other: Run[Simulation]) -> bool:
 # without a cluster
 
 
-def test_without_ray_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(FeddleError, match=r"executor: ray needs the package ray .*; pip install 'feddle\[ray\]'"):
         simulated(tiny(executor="ray"), build_problem(tiny()))
@@ -142,7 +142,7 @@ def test_a_config_without_executor_keeps_its_text_and_its_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("executor", "words"),
+    ("executor", "message"),
     [
         ({"address": "h:1"}, "expected options with a name"),
         ({"name": "ray", "adress": "h:1"}, "did you mean 'address'"),
@@ -154,18 +154,18 @@ def test_a_config_without_executor_keeps_its_text_and_its_hash() -> None:
         ("dask", "dask"),
     ],
 )
-def test_wrong_options_are_one_line(executor: Any, words: str) -> None:
-    with pytest.raises(FeddleError, match=words) as caught:
+def test_wrong_options_are_reported_in_one_line(executor: Any, message: str) -> None:
+    with pytest.raises(FeddleError, match=message) as caught:
         parse_config({"executor": executor})
     assert "\n" not in str(caught.value)
 
 
-def test_no_workers_on_ray_are_refused() -> None:
+def test_zero_workers_on_ray_are_refused() -> None:
     with pytest.raises(FeddleError, match="workers is 0, but executor is ray"):
         parse_config({"executor": "ray", "workers": 0})
 
 
-def test_as_many_workers_as_fit() -> None:
+def test_the_number_of_workers_is_what_fits_on_the_nodes() -> None:
     # 4 CPUs and 1 GPU, 3 CPUs and 2 GPUs: with 0.5 GPUs and 1 CPU each, 2 on the first and 3 on the second
     nodes = [Node("a", 4, 1, 0), Node("b", 3, 2, 0)]
     assert count_workers(nodes, None, 1, 0.5) == 5
@@ -239,18 +239,18 @@ def test_packing_shares_data_and_copies_what_may_be_changed() -> None:
         assert torch.equal(got[name], content[name]), name  # type: ignore[arg-type]
         assert got[name].stride() == content[name].stride()  # type: ignore[attr-defined]
     assert torch.equal(got["images"].take(torch.tensor([0]))[0], content["images"].take(torch.tensor([0]))[0])  # type: ignore[attr-defined]
-    where = {array.ctypes.data for array in arrays}
-    assert got["images"].examples.pixels.data_ptr() in where
-    assert got["own"].dataset.dataset.tensors[0].data_ptr() in where
-    assert got["slice"].data_ptr() not in where
+    addresses = {array.ctypes.data for array in arrays}
+    assert got["images"].examples.pixels.data_ptr() in addresses
+    assert got["own"].dataset.dataset.tensors[0].data_ptr() in addresses
+    assert got["slice"].data_ptr() not in addresses
     got["parameter"].data.add_(1)
     got["slice"].add_(1)
     got["column"][0] = 1
     assert got["function"](1) == 2
-    assert packed.num_bytes < 8000, "a slice does not bring the rest of its memory"
+    assert packed.num_bytes < 8000, "a slice is sent without the rest of its memory"
 
 
-def test_what_cannot_be_sent_is_told_in_one_line(tmp_path: Path) -> None:
+def test_content_that_cannot_be_sent_is_reported_in_one_line(tmp_path: Path) -> None:
     with (tmp_path / "open").open("w") as file, pytest.raises(FeddleError, match=r"cannot send the model or the data"):
         pack(file)
 
@@ -258,7 +258,7 @@ def test_what_cannot_be_sent_is_told_in_one_line(tmp_path: Path) -> None:
 # on a cluster
 
 
-def test_results_come_back_whole_in_any_order(two_nodes: RunningCluster, tmp_path: Path) -> None:
+def test_results_are_complete_in_any_order(two_nodes: RunningCluster, tmp_path: Path) -> None:
     jobs = [Job(client, 0, client % 3) for client in range(7)]
     trainer = pool(Double(tmp_path), two_nodes.address)
     trainer.submit(jobs[0], START, due=0)  # a resumed run submits jobs before it enters the context
@@ -273,7 +273,7 @@ def test_results_come_back_whole_in_any_order(two_nodes: RunningCluster, tmp_pat
         assert not trainer._versions, "a version is freed with its last job"
 
 
-def test_finished_updates_that_wait_are_bounded(two_nodes: RunningCluster, tmp_path: Path) -> None:
+def test_the_number_of_waiting_updates_is_bounded(two_nodes: RunningCluster, tmp_path: Path) -> None:
     with pool(Double(tmp_path), two_nodes.address, 1, ahead=2) as trainer:
         for client in range(6):
             trainer.submit(Job(client, 0, 0), START, due=client)
@@ -285,13 +285,13 @@ def test_finished_updates_that_wait_are_bounded(two_nodes: RunningCluster, tmp_p
 
 @pytest.mark.slow
 def test_a_job_that_always_fails_ends_the_run(two_nodes: RunningCluster, tmp_path: Path) -> None:
-    for kind, words in (
+    for kind, message in (
         (Broken, "failed 2 times: OSError: the disk is gone"),
         (Deadly, "failed 5 times: its worker was lost"),
     ):
         with pool(kind(tmp_path), two_nodes.address, 1) as trainer:
             trainer.submit(Job(42, 1, 7), START, due=0)
-            with pytest.raises(StoppedError, match=rf"client 42 \(its job 1, from version 7\) {words}"):
+            with pytest.raises(StoppedError, match=rf"client 42 \(its job 1, from version 7\) {message}"):
                 trainer.result(Job(42, 1, 7))
 
 
@@ -301,7 +301,7 @@ def test_a_run_is_bit_identical_to_local_workers(two_nodes: RunningCluster) -> N
         assert same(go(tiny(**changes, executor=ray)), go(tiny(**changes, workers=2)))
 
 
-def test_a_cluster_that_is_too_small_is_told_at_once(two_nodes: RunningCluster) -> None:
+def test_a_cluster_that_is_too_small_is_reported_at_once(two_nodes: RunningCluster) -> None:
     ray = {"name": "ray", "address": two_nodes.address}
     with pytest.raises(
         FeddleError, match=r"needs 1 worker with 8 CPUs .* has 2 CPUs and 0 GPUs on 2 nodes, room for 0"
@@ -329,7 +329,7 @@ def test_a_run_is_stopped_and_resumed(two_nodes: RunningCluster, tmp_path: Path)
     assert same(resumed, whole)
 
 
-def test_a_lost_node_costs_only_its_jobs(tmp_path: Path) -> None:
+def test_only_the_jobs_of_a_lost_node_are_repeated(tmp_path: Path) -> None:
     jobs = [Job(client, 0, 0) for client in range(6)]
     with cluster(1, 1) as running, pool(Gated(tmp_path), running.address) as trainer:
         for job in jobs:
@@ -341,7 +341,7 @@ def test_a_lost_node_costs_only_its_jobs(tmp_path: Path) -> None:
             assert torch.equal(trainer.result(job).delta, doubled(job, START).delta)
     again = [client for client, _ in begun(tmp_path)]
     assert sorted(set(again)) == list(range(6))
-    assert len(again) == 7, "one job was begun twice"
+    assert len(again) == 7, "one job was started twice"
 
 
 def kill(node: RunningNode, busy: dict[int, int]) -> None:
@@ -376,9 +376,9 @@ def test_a_lost_head_stops_the_run_which_can_be_resumed(tmp_path: Path, with_wor
         running.nodes[0].kill_head()
         for pid in named(running.nodes[1], "ray::RayWorker") if with_workers else ():
             os.kill(pid, signal.SIGKILL)  # it cannot be replaced without the head
-        said = end_of_command(child, tmp_path)
-    assert (said.code, said.out) == (2, ""), said.text
-    _, last = said.err.splitlines()  # the first is about the object store
+        result = end_of_command(child, tmp_path)
+    assert (result.code, result.out) == (2, ""), result.text
+    _, last = result.err.splitlines()  # the first is about the object store
     assert last.startswith(f"feddle: executor: the head of the Ray cluster at {running.address} is lost (")
     assert last.endswith(f"to continue once that is fixed: feddle resume {out}")
     with pytest.raises(FeddleError, match="expected a Ray cluster"):
@@ -389,7 +389,7 @@ def test_a_lost_head_stops_the_run_which_can_be_resumed(tmp_path: Path, with_wor
         resume_run(out, partial(stop_at, RunFolder(out).saved_rounds() + 2), quiet=True)
 
 
-def test_ray_on_this_machine_is_for_this_machine_only(tmp_path: Path) -> None:
+def test_ray_on_this_machine_listens_only_on_loopback(tmp_path: Path) -> None:
     tmp_path.joinpath("config.yaml").write_text(json.dumps(tiny(executor="ray", workers=2).model_dump(mode="json")))
     code = """
 import sys, subprocess, feddle
@@ -432,11 +432,11 @@ def test_a_node_without_the_grids_folder_sends_its_files(tmp_path: Path) -> None
 
 
 def start_grid(out: Path, address: str, **overrides: Any) -> int:
-    """Start a grid of two cells on a cluster in a process of its own, which writes to files next to its folder."""
+    """Start a grid of two cells on a cluster in a new process. Its output goes to files next to the folder."""
     small = [f"-o{key}={value}" for key, value in {**SMALL, **overrides}.items()]
     only = ["--quick", "--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
-    words = ["reproduce", CNN, "--out", str(out), *only, *small, "--executor", "ray", "--address", address]
-    return fork_feddle(*words, cwd=out.parent, fresh=True)
+    arguments = ["reproduce", CNN, "--out", str(out), *only, *small, "--executor", "ray", "--address", address]
+    return fork_feddle(*arguments, cwd=out.parent, fresh=True)
 
 
 def checkpoints(out: Path) -> list[Path]:
@@ -464,8 +464,8 @@ def test_a_cell_whose_node_is_killed_is_run_again(tmp_path: Path, shares: bool) 
             out,
         )
         running.nodes[1].kill()
-        said = end_of_command(child, tmp_path)
-    assert said.code == 0, said.text
+        result = end_of_command(child, tmp_path)
+    assert result.code == 0, result.text
     assert same_histories(tmp_path / "here", out)
 
 
@@ -475,8 +475,8 @@ def test_a_node_that_does_not_share_the_folder_loses_no_cell(tmp_path: Path) -> 
     assert reproduce(tmp_path / "here", "--jobs", "1").code == 0
     out = tmp_path / "there"
     with cluster(0, 1, hidden=out) as running:  # all cells are on the node without the folder
-        said = end_of_command(start_grid(out, running.address), tmp_path)
-    assert said.code == 0, said.text
+        result = end_of_command(start_grid(out, running.address), tmp_path)
+    assert result.code == 0, result.text
     assert same_histories(tmp_path / "here", out)
 
 
@@ -487,9 +487,9 @@ def test_a_cell_without_files_is_reported(
         yield Ended(score=1.0)
 
     monkeypatch.setattr(grid_on_ray, "cell", finished)
-    said = reproduce(tmp_path / "grid", "--executor", "ray", "--address", two_nodes.address)
-    assert said.code == 2
-    assert "has no result; the same command tries again" in said.err
+    result = reproduce(tmp_path / "grid", "--executor", "ray", "--address", two_nodes.address)
+    assert result.code == 2
+    assert "has no result; the same command tries again" in result.err
 
 
 @pytest.mark.slow
@@ -499,9 +499,9 @@ def test_a_lost_head_stops_a_grid(tmp_path: Path) -> None:
         child = start_grid(out, running.address, rounds=10_000, **{"checkpoint.every": 1})
         wait_until(lambda: len(checkpoints(out)) == 2, "a checkpoint of each cell", out, tmp_path)
         running.nodes[0].kill_head()
-        said = end_of_command(child, tmp_path)
-    assert said.code == 2, said.text
-    last = said.err.splitlines()[-1]
+        result = end_of_command(child, tmp_path)
+    assert result.code == 2, result.text
+    last = result.err.splitlines()[-1]
     assert last.startswith(f"feddle: executor: the head of the Ray cluster at {running.address} is lost (")
     assert last.endswith(f"the same command continues the runs in {out}")
 
@@ -520,28 +520,28 @@ def same_histories(one: Path, other: Path) -> bool:
     return len(texts[0]) == 2 and texts[0] == texts[1]
 
 
-def test_options_of_reproduce_that_do_not_fit(tmp_path: Path) -> None:
-    for words, found in (
+def test_incompatible_options_of_reproduce_are_refused(tmp_path: Path) -> None:
+    for arguments, expected in (
         (["--address", "127.0.0.1:6379"], "add --executor ray"),
         (["--executor", "ray", "--address", "nowhere"], "expected host:port"),
         (["--executor", "ray", "--address", "127.0.0.1:1"], "it does not answer"),
         (["-o", "executor=ray"], "--executor ray"),
     ):
-        said = reproduce(tmp_path / "grid", *words)
-        assert said.code == 2
-        assert found in said.err
+        result = reproduce(tmp_path / "grid", *arguments)
+        assert result.code == 2
+        assert expected in result.err
         assert not (tmp_path / "grid").exists()
 
 
-def test_errors_of_the_command_line_are_one_line(tmp_path: Path) -> None:
+def test_errors_of_the_command_line_are_reported_in_one_line(tmp_path: Path) -> None:
     tmp_path.joinpath("config.yaml").write_text(json.dumps(tiny().model_dump(mode="json")))
-    for override, words in (
+    for override, expected in (
         ("executor={name: ray, address: '127.0.0.1:1'}", "it does not answer"),
         ("executor={name: ray, cpus: 4000}", "executor.cpus"),
         ("executor={name: ray, cpus: 1000}", "room for 0"),
     ):
         done = run_process(*FEDDLE, "run", "config.yaml", "-o", override, "--out", "run", cwd=tmp_path, env=ENVIRONMENT)
         assert (done.code, done.out) == (2, ""), done.text
-        assert words in done.err
+        assert expected in done.err
         assert done.err.count("\n") == 1
         assert not (tmp_path / "run").exists()

@@ -48,9 +48,9 @@ def make_run(
     result: dict[str, Any] | None = None,
     tests: int = 1000,
 ) -> Path:
-    """Write a run folder; `result` adds to the usual one, and `{}` leaves the file out.
+    """Write a run folder. `result` is added to the default result.json; `{}` omits the file.
 
-    Of the `tests` test images, the last model has the first ones right. Without any, the folder has no record of them.
+    The last model is right on the first of the `tests` test images. With `tests=0`, the folder has no record of them.
     """
     folder.mkdir(parents=True)
     settings = {
@@ -71,8 +71,8 @@ def make_run(
             entry["coefficients"] = list(coefficients)
         lines.append(json.dumps(entry) + "\n")
     (folder / "history.jsonl").write_text("".join(lines))
-    right = tests * ([0, *accuracies][-1] or 0)
-    usual: dict[str, Any] = {"correct": hex_of([at + 0.5 < right for at in range(tests)])} if tests else {}
+    num_correct = tests * ([0, *accuracies][-1] or 0)
+    usual: dict[str, Any] = {"correct": hex_of([at + 0.5 < num_correct for at in range(tests)])} if tests else {}
     if tests:
         data = {"train": 50_000, "guidance": 500, "test": tests, "guess": 0.1, "digest": "d"}
         (folder / "data.json").write_text(json.dumps(data))
@@ -156,7 +156,7 @@ def test_a_round_written_twice_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("history.jsonl", '{"round": 1}\n{"rou\n{"round": 3}\n', "line 2: expected JSON"),
         ("history.jsonl", "[1]\n", "line 1: expected named values, but found list"),
@@ -165,17 +165,17 @@ def test_a_round_written_twice_counts_once(tmp_path: Path) -> None:
         ("config.yaml", "", "config.yaml: expected named values, but found NoneType"),
     ],
 )
-def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: str, said: str) -> None:
+def test_a_broken_file_is_named_in_one_line(tmp_path: Path, name: str, content: str, message: str) -> None:
     folder = make_run(tmp_path / "a")
     (folder / name).write_text(content)
     with pytest.raises(FeddleError) as caught:
         read_run(folder)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).count("fix the file") == 1
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FeddleError, match="no such folder"):
         grid_of_runs([tmp_path / "missing"])
     with pytest.raises(FeddleError, match=r"holds no config\.yaml"):
@@ -184,7 +184,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
         grid_of_runs([tmp_path])
 
 
-def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
+def test_a_folder_of_runs_includes_all_of_them(tmp_path: Path) -> None:
     for name, method in (("b", "fedbuff"), ("a", "feddle"), ("feddle-2", "feddle")):
         make_run(tmp_path / "runs" / name, method)
     (tmp_path / "runs" / "notes").mkdir()
@@ -193,7 +193,7 @@ def test_a_folder_of_runs_stands_for_them(tmp_path: Path) -> None:
     assert [cell.name for cell in cells] == ["feddle (a)", "fedbuff", "feddle-2"]
 
 
-def test_equal_folder_names_are_told_apart_by_their_parents(tmp_path: Path) -> None:
+def test_equal_folder_names_are_distinguished_by_their_parents(tmp_path: Path) -> None:
     grid = grid_of_runs([make_run(tmp_path / parent / "run") for parent in ("x", "y")])
     assert [cell.name for cell in grid.cells] == ["feddle (x/run)", "feddle (y/run)"]
 
@@ -207,7 +207,7 @@ def test_the_papers_rule_is_the_best_of_the_last_five(tmp_path: Path) -> None:
     assert run.status == "not ended, round 6"
 
 
-def test_what_the_result_says_comes_first(tmp_path: Path) -> None:
+def test_values_in_the_result_take_precedence_over_the_history(tmp_path: Path) -> None:
     folder = make_run(
         tmp_path / "a",
         coefficients=[0.1, -0.2],
@@ -218,7 +218,7 @@ def test_what_the_result_says_comes_first(tmp_path: Path) -> None:
     assert run.status == "interrupted, round 3"
 
 
-def test_numbers_are_shown_as_people_say_them() -> None:
+def test_durations_and_sizes_have_readable_units() -> None:
     assert [duration(value) for value in (61.2, 725, 12000, None)] == [
         "61.2 s",
         "12 min 05 s",
@@ -229,7 +229,7 @@ def test_numbers_are_shown_as_people_say_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accuracies", "head", "said"),
+    ("accuracies", "head", "sentence"),
     [
         ([0.81, 0.75, 0.7], "r0 leads by 6.0 points", "reaches 81.0%, 6.0 percentage points more than r1 (75.0%). Ex"),
         ([0.81, 0.80], "r0 leads by 1.0 points", "r0 reaches 81.0%, 1.0 percentage points more than r1"),
@@ -243,11 +243,13 @@ def test_numbers_are_shown_as_people_say_them() -> None:
         ([None], "No evaluation yet", "No evaluation yet: r0."),
     ],
 )
-def test_the_words_follow_the_numbers(tmp_path: Path, accuracies: list[float | None], head: str, said: str) -> None:
+def test_the_headline_and_the_lead_follow_from_the_numbers(
+    tmp_path: Path, accuracies: list[float | None], head: str, sentence: str
+) -> None:
     folders = [make_run(tmp_path / f"r{i}", f"r{i}", [value]) for i, value in enumerate(accuracies)]
     grid = grid_of_runs(folders)
     assert headline(grid) == head
-    assert said in " ".join(lead(grid))
+    assert sentence in " ".join(lead(grid))
 
 
 def test_the_setting_names_what_is_shared_and_what_differs(tmp_path: Path) -> None:
@@ -279,7 +281,7 @@ def test_ticks_are_round_numbers() -> None:
     assert [tick_text(value, 0.05) for value in (-0.05, -0.0, 0.1)] == ["−0.05", "0.00", "0.10"]
 
 
-def test_what_is_thinned_keeps_its_end() -> None:
+def test_a_thinned_sequence_keeps_its_last_value() -> None:
     assert thinned(range(10), 4) == [0, 3, 6, 9]
     assert thinned([1, 2], 4) == [1, 2]
 
@@ -308,7 +310,7 @@ def test_the_best_accuracy_is_bold(tmp_path: Path) -> None:
     ]
 
 
-def test_a_column_that_no_method_has_is_not_shown(tmp_path: Path) -> None:
+def test_a_column_without_values_is_not_shown(tmp_path: Path) -> None:
     plain = grid_of_runs([make_run(tmp_path / "a", "fedbuff"), make_run(tmp_path / "b", "fedavg")])
     assert "Negative" not in printed(plain)
     assert "Negative" not in page_of([plain])
@@ -375,7 +377,7 @@ def test_refused_updates_are_a_warning_with_their_clients_and_advice(tmp_path: P
     assert [row["refused"] for row in csv.DictReader((tmp_path / "runs.csv").read_text().splitlines())] == ["16", "4"]
 
 
-def test_clients_of_several_seeds_are_told_apart(tmp_path: Path) -> None:
+def test_clients_of_several_seeds_are_distinguished(tmp_path: Path) -> None:
     for seed in (0, 1):
         refusing_run(tmp_path / "r" / str(seed), "feddle", {3: "infinite"}, config={"seed": seed})
     assert "of feddle, from 2 clients: client 3 of seed 0 (2) and client 3 of seed 1 (2)." in written(
@@ -396,17 +398,19 @@ def test_refusals_without_clients_and_damaged_ones_still_render(tmp_path: Path) 
     (odd / "history.jsonl").write_text(lines)
     assert "refused" not in written([odd], tmp_path)
     hostile = refusing_run(tmp_path / "hostile", "hostile", {1: "<b>\x1b[2J\n" + "x" * 9999})
-    said = run_feddle("report", hostile, "--out", tmp_path / "h.html").out
-    assert "\x1b" not in said
-    assert max(map(len, said.splitlines())) < 600
+    output = run_feddle("report", hostile, "--out", tmp_path / "h.html").out
+    assert "\x1b" not in output
+    assert max(map(len, output.splitlines())) < 600
 
 
-def test_a_real_run_says_that_updates_were_refused(tmp_path: Path) -> None:
+def test_a_real_run_reports_refused_updates(tmp_path: Path) -> None:
     tree = {**TINY, "attack": {"name": "scale", "share": 0.2, "factor": 1e6}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
-    said = run_feddle("run", tmp_path / "c.yaml", "--out", tmp_path / "run", "-q")
-    assert said.code == 0, said.err
-    assert re.search(r"^Warning: The server refused \d+ updates? of feddle.*too long\..*max_norm_ratio", said.out, re.M)
+    result = run_feddle("run", tmp_path / "c.yaml", "--out", tmp_path / "run", "-q")
+    assert result.code == 0, result.err
+    assert re.search(
+        r"^Warning: The server refused \d+ updates? of feddle.*too long\..*max_norm_ratio", result.out, re.M
+    )
 
 
 def test_curves_have_a_legend_and_values_best_first(tmp_path: Path) -> None:
@@ -419,15 +423,15 @@ def test_curves_have_a_legend_and_values_best_first(tmp_path: Path) -> None:
     assert "".join(texts) in html
 
 
-def test_local_is_no_curve(tmp_path: Path) -> None:
+def test_local_is_a_dashed_line_and_not_a_curve(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name, name, [0.5]) for name in ("fedavg", "local")]
-    said = "local: mean of the clients’ own models, the dashed line"
-    assert said in written(runs, tmp_path / "both")
+    label = "local: mean of the clients’ own models, the dashed line"
+    assert label in written(runs, tmp_path / "both")
     assert written(runs, tmp_path / "both").count('<g class="d0 s1 level">') == 2  # wide and narrow
-    assert said not in written(runs[:1], tmp_path / "one")
+    assert label not in written(runs[:1], tmp_path / "one")
 
 
-def test_of_many_curves_the_best_are_drawn(tmp_path: Path) -> None:
+def test_only_the_best_of_many_curves_are_drawn(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"r{at:02}", f"r{at:02}", [0.1, at / 100]) for at in range(30)]
     html = written(runs, tmp_path / "page")
     assert "The best 10 of 30 curves, by their last value; the table below has all values." in html
@@ -448,7 +452,7 @@ def test_anchors_have_the_names_of_their_clients(tmp_path: Path) -> None:
     assert "from −0.25 (client 4, version 1) to 0.5 (north, version 0)" in html
 
 
-def test_labels_are_called_labels(tmp_path: Path) -> None:
+def test_a_multi_label_run_reports_labels_and_not_classes(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a", "a", [0.5])
     (folder / "history.jsonl").write_text(json.dumps({"round": 1, "f1": 0.4}) + "\n")
     classes = {"names": ["cat", "dog"], "accuracy": [0.5, 0.5], "f1": [0.4, 0.4]}
@@ -487,8 +491,8 @@ def test_late_updates_that_were_not_trained_count_as_discarded(tmp_path: Path) -
 
 
 def test_a_shortened_history_is_a_warning(tmp_path: Path) -> None:
-    said = "history.jsonl has 3 of 80 rounds that result.json says"
-    assert said in written([make_run(tmp_path / "a", result={"rounds": 80})], tmp_path / "short")
+    warning = "history.jsonl has 3 of 80 rounds that result.json says"
+    assert warning in written([make_run(tmp_path / "a", result={"rounds": 80})], tmp_path / "short")
     assert "history.jsonl has" not in written([make_run(tmp_path / "b", result={"rounds": 3})], tmp_path / "whole")
     stopped = make_run(tmp_path / "c", result={"rounds": 80, "finished": False})
     assert "history.jsonl has" not in written([stopped], tmp_path / "stopped")
@@ -514,7 +518,7 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     assert element("p", "a<b", title='"', class_="x") == '<p title="&quot;" class="x">a&lt;b</p>'
 
 
-def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_from_the_network(tmp_path: Path) -> None:
     html = written([make_run(tmp_path / "a", coefficients=[0.1])], tmp_path)
     assert not re.search(r"https?://|@import|url\(|<link", html)
     sources = [value for _, attributes in Document(html).elements for value in map(attributes.get, ("src", "href"))]
@@ -573,7 +577,7 @@ def searching_run(folder: Path, *lines: dict[str, Any], **more: Any) -> Path:
 
 
 def pictures(html: str) -> list[tuple[str, list[list[int]]]]:
-    """Each heat map: what screen readers read, and its pixels as places in the palette. Zero is 25, nothing is 0."""
+    """Return each heat map's alternative text and its pixels as palette indices: 25 for zero, 0 for no value."""
     found = []
     for text, alt in re.findall(r'<img src="data:image/png;base64,([^"]*)" alt="([^"]+)">', html):
         data = base64.b64decode(text)
@@ -713,8 +717,8 @@ def test_odd_rounds_and_tiny_coefficients_render(tmp_path: Path, at: Any) -> Non
 
 def test_a_real_run_of_feddle_plus_shows_its_blocks_and_its_server(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(yaml.safe_dump({**TINY, "method": {"name": "feddle+", "search": {"epochs": 1}}}))
-    said = run_feddle("run", tmp_path / "c.yaml", "--out", tmp_path / "run", "-q")
-    assert said.code == 0, said.err
+    result = run_feddle("run", tmp_path / "c.yaml", "--out", tmp_path / "run", "-q")
+    assert result.code == 0, result.err
     html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     _, (_, anchors), (_, blocks) = pictures(html)  # the first shows the classes of the clients
     lines = read_run(tmp_path / "run").history
@@ -726,7 +730,7 @@ def test_a_real_run_of_feddle_plus_shows_its_blocks_and_its_server(tmp_path: Pat
     assert f"(client {client}, version {version}), server " in notes(html)[-5]  # four of the blocks follow
 
 
-def test_two_processes_may_write_a_page_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_may_write_a_page_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, replace = tmp_path / "report.html", Path.replace
     other = f"from pathlib import Path; from feddle.report.page import write_document as w; w('b', Path({str(page)!r}))"
 
@@ -739,7 +743,7 @@ def test_two_processes_may_write_a_page_at_once(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [page]
 
 
-def test_a_page_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "a")]
     with pytest.raises(FeddleError, match="Is a directory"):
         write_report(runs, tmp_path)
@@ -779,7 +783,7 @@ def test_odd_types_in_records_and_configs_still_render(tmp_path: Path) -> None:
     assert "different contents" not in written([first, second], tmp_path), "values of a wrong type are left out"
 
 
-def test_one_more_class_is_not_several() -> None:
+def test_one_remaining_class_is_singular() -> None:
     names = list("abcdefg")
     assert about_classes("north", names, [1] * 6 + [0]).endswith("1 of e, 1 more class")
     assert about_classes("north", names, [1] * 7).endswith("1 of e, 2 more classes")

@@ -1,4 +1,4 @@
-"""The paper's tables as grids: what is in them, running them, and the page that shows them."""
+"""The paper's tables as grids: their cells, running them, and their reports."""
 
 import csv
 import io
@@ -50,7 +50,7 @@ SMALL = {
 
 
 class Silent:
-    """Hears of tasks and says nothing."""
+    """A display that prints nothing and remembers which tasks began."""
 
     def __init__(self) -> None:
         self.begun: list[str] = []
@@ -63,18 +63,18 @@ class Silent:
     def end(self, task: Task, ended: Ended) -> None: ...
 
 
-def reproduce(out: Path, *words: str, **overrides: Any) -> Said:
+def reproduce(out: Path, *arguments: str, **overrides: Any) -> Said:
     """Two methods of one setting, on digits."""
     small = [f"-o{key}={value}" for key, value in {**SMALL, **overrides}.items()]
     only = ["--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
-    return run_feddle("reproduce", CNN, "--quick", "--out", out, *only, *small, *words)
+    return run_feddle("reproduce", CNN, "--quick", "--out", out, *only, *small, *arguments)
 
 
 def task_in(folder: Path, **changes: Any) -> Task:
     return Task("a/cell", folder, tiny(workers=0, **changes))
 
 
-# What the tables are made of
+# Cells
 
 
 def test_every_number_of_the_paper_has_one_cell() -> None:
@@ -91,11 +91,11 @@ def test_every_number_of_the_paper_has_one_cell() -> None:
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("quick", [False, True])
-def test_every_cell_has_a_name_and_a_config_of_its_own(name: str, quick: bool) -> None:
+def test_every_cell_has_a_unique_name_and_config(name: str, quick: bool) -> None:
     cells = load_grid(name, quick=quick).cells
     assert len({cell.name for cell in cells}) == len(cells)
     trees = [json.dumps({**cell.tree, "guide": cell.outside, "waits": cell.waits}, sort_keys=True) for cell in cells]
-    if not quick:  # a small network stands for all of the paper's
+    if not quick:  # a quick grid uses one small network instead of the paper's
         assert len(set(trees)) == len(cells)
     for cell in cells:
         here = plan(cell)
@@ -117,7 +117,7 @@ def test_a_cell_is_the_papers_setting() -> None:
     )
 
 
-def test_a_network_brings_its_image_size_and_is_left_out_where_it_is_missing() -> None:
+def test_a_network_sets_its_image_size_and_is_left_out_if_it_is_missing() -> None:
     cells = {cell.name: cell for cell in load_grid("results-cifar10").cells}
     resnet = plan(cells["resnet18/cifar10/dir0.1/sigma20/fedbuff"]).config
     assert resnet is not None
@@ -127,30 +127,30 @@ def test_a_network_brings_its_image_size_and_is_left_out_where_it_is_missing() -
     assert "the model vit-b16 cannot be fetched" in vit.reason
 
 
-def test_what_cannot_be_had_has_a_reason_and_what_is_missing_a_substitute(
+def test_unavailable_clients_have_a_reason_and_a_missing_guide_a_substitute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path))
     cells = {cell.name: cell for cell in load_grid(CNN, quick=True).cells}
-    nowhere = plan(cells["cnn/cifar100/center"])
-    assert nowhere.config is None
-    assert "cifar-100" in nowhere.reason
+    unavailable = plan(cells["cnn/cifar100/center"])
+    assert unavailable.config is None
+    assert "cifar-100" in unavailable.reason
     guided = cells["cnn/fashion-mnist/dir0.1/sigma20/feddle-ood"]
     substitute = plan(guided)
     assert substitute.config is not None
     assert substitute.config.data.server.name == "cifar-10"
     assert substitute.substitute == "CIFAR-10 guides instead of ImageNet"
-    clients_are_it = plan(cells["cnn/cifar10/dir0.1/sigma20/feddle-ood"])
-    assert clients_are_it.substitute == "Fashion-MNIST guides instead of ImageNet"
-    for brought in ("imagenet", "cifar-100"):  # as soon as the files are there, they are used
-        (tmp_path / brought).mkdir()
+    cifar_clients = plan(cells["cnn/cifar10/dir0.1/sigma20/feddle-ood"])
+    assert cifar_clients.substitute == "Fashion-MNIST guides instead of ImageNet"
+    for added in ("imagenet", "cifar-100"):  # the files are used as soon as they exist
+        (tmp_path / added).mkdir()
     now = plan(guided)
     assert now.config is not None
     assert (now.config.data.server.name, now.config.data.server.samples, now.substitute) == ("imagenet", 250_000, "")
     assert plan(cells["cnn/cifar100/center"]).config is not None
 
 
-def test_cells_are_picked_by_parts_of_their_names() -> None:
+def test_cells_are_selected_by_parts_of_their_names() -> None:
     grid = load_grid(CNN)
     assert len(chosen(grid, ["fashion-mnist"], [])) == 53
     assert [c.name for c in chosen(grid, ["cifar10/dir0.1/sigma20"], ["fedavg"])] == [
@@ -169,7 +169,7 @@ def test_cells_are_picked_by_parts_of_their_names() -> None:
         load_grid("results-nosy")
 
 
-def test_shares_of_random_labels_read_well() -> None:
+def test_options_of_cells_have_readable_names() -> None:
     assert [words("label_noise", value) for value in (0, 0.1, 0.2)] == [
         "clean labels",
         "10 % of the labels random",
@@ -179,7 +179,7 @@ def test_shares_of_random_labels_read_well() -> None:
     assert words("regularisation", 0.0) == "λ = 0"
 
 
-def test_the_hash_of_a_config_is_of_what_is_computed() -> None:
+def test_the_hash_of_a_config_ignores_the_seed_the_workers_and_checkpoints() -> None:
     assert config_hash(tiny()) == config_hash(tiny(seed=3, workers=2, checkpoint={"every": 1}))
     assert config_hash(tiny()) != config_hash(tiny(rounds=5))
 
@@ -196,10 +196,10 @@ def test_the_estimate_grows_with_the_work() -> None:
     assert seconds("rounds=48") > 2 * seconds()
 
 
-# Running them
+# Running
 
 
-def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> None:
+def test_a_grid_writes_its_page_and_runs_nothing_twice(tmp_path: Path) -> None:
     out = tmp_path / "grid"
     first = reproduce(out)
     assert first.code == 0, first.err
@@ -232,7 +232,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     one_more = reproduce(out, "--seeds", "1", rounds=6)
     assert "left out, 1 cell: its folder has runs with another config; remove " in one_more.text
     assert sorted(out.glob("**/result.json")) == runs
-    broken = reproduce(out, **{"data.name": "celeba"})  # the cells are not available now, but were
+    broken = reproduce(out, **{"data.name": "celeba"})  # the data of these cells is no longer available
     assert "left out, 2 cells" in broken.text
     assert "left out because" not in broken.text
     same = reproduce(out)
@@ -243,7 +243,7 @@ def test_a_grid_runs_shows_its_page_and_runs_nothing_twice(tmp_path: Path) -> No
     assert "never mixed" in full.err
 
 
-def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_cell_continues(tmp_path: Path) -> None:
     def stop(line: Any) -> None:
         if line["round"] == 2:
             raise KeyboardInterrupt
@@ -260,7 +260,7 @@ def test_a_cell_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert read_cell(half.folder)["source"] == source_digest()
 
 
-def test_what_a_stopped_cell_had_come_to_is_not_shown_when_it_goes_on(tmp_path: Path) -> None:
+def test_the_result_of_a_stopped_cell_is_not_shown_once_it_continues(tmp_path: Path) -> None:
     task = task_in(tmp_path / "a", checkpoint={"every": 100}, evaluation={"every": 1})
     shown: list[tuple[float | None, str]] = []
 
@@ -308,30 +308,30 @@ def test_a_cell_with_another_config_is_never_continued(tmp_path: Path) -> None:
     assert f"remove {tmp_path / 'cell'} to run it again" in conflict(Planned(cell, tiny(workers=0, rounds=9)), tmp_path)
 
 
-def test_what_a_cell_needs_and_cannot_have_is_told_apart_from_a_failure(tmp_path: Path) -> None:
-    nothing = Task("a", tmp_path / "a", parse_config({**TINY, "data": {**TINY["data"], "name": "mars"}}))
+def test_an_unavailable_cell_is_distinguished_from_a_failed_one(tmp_path: Path) -> None:
+    unavailable = Task("a", tmp_path / "a", parse_config({**TINY, "data": {**TINY["data"], "name": "mars"}}))
     broken = task_in(tmp_path / "b", training={"lr": 1e30, "epochs": 1})
-    failed = {task.label: ended for task, ended in run_tasks([nothing, broken], 1, Silent())}
-    assert not failed[nothing.label].begun
-    assert "unknown data set 'mars'" in failed[nothing.label].reason
+    failed = {task.label: ended for task, ended in run_tasks([unavailable, broken], 1, Silent())}
+    assert not failed[unavailable.label].begun
+    assert "unknown data set 'mars'" in failed[unavailable.label].reason
     assert failed[broken.label].begun
 
 
-def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None:
+def test_the_clock_of_a_waiting_server_includes_its_slowest_client(tmp_path: Path) -> None:
     task = Task("a", tmp_path / "a", tiny(workers=0, delays={"sigma": 0}, method="fedavg"), waits=8.0)
-    asked: list[list[int]] = []
-    run_task(task, lambda line: asked.append(line["staleness"]))
+    staleness: list[list[int]] = []
+    run_task(task, lambda line: staleness.append(line["staleness"]))
     clock = read_cell(task.folder)["clock"]
     delays = Delays(sigma=8.0)
     slowest = max(delays.draw(Job(client, 0, 0), 0) for client in range(20))
     lengths = [b - a for a, b in zip([0, *clock], clock, strict=False)]
-    assert all(set(stale) == {0} and len(stale) == 5 for stale in asked)  # nothing was late
+    assert all(set(stale) == {0} and len(stale) == 5 for stale in staleness)  # nothing was late
     assert all(1 <= length <= 1 + slowest for length in lengths)
     assert sum(lengths) > len(lengths)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["reproduce", CNN, "--seeds", "a"], "--seeds: expected whole numbers"),
         (["reproduce", CNN, "--seeds", "-1"], "from 0 up"),
@@ -341,13 +341,13 @@ def test_a_server_that_waits_pays_for_its_slowest_client(tmp_path: Path) -> None
         (["report", "nowhere", "--watch"], "expected a run folder, but there is no such folder"),
     ],
 )
-def test_mistakes_on_the_line_are_told(words: Sequence[str], told: str) -> None:
-    refused = run_feddle(*words)
-    assert refused.code == 2
-    assert told in refused.err
+def test_mistakes_on_the_command_line_are_reported(arguments: Sequence[str], message: str) -> None:
+    result = run_feddle(*arguments)
+    assert result.code == 2
+    assert message in result.err
 
 
-def test_the_lists_say_what_is_here_and_how_long_it_takes() -> None:
+def test_lists_show_what_is_available_and_how_long_it_takes() -> None:
     tables = run_feddle("reproduce")
     assert all(name in tables.text for name in names())
     cells = run_feddle("reproduce", CNN, "--quick", "--list", "--methods", "feddle-ood")
@@ -361,20 +361,20 @@ def test_the_lists_say_what_is_here_and_how_long_it_takes() -> None:
     assert "noise0 is clean labels, noise0.2 is 20 % of the labels random" in noisy
 
 
-def test_an_override_that_some_cells_take_leaves_the_others_out() -> None:
+def test_cells_that_do_not_accept_an_override_are_left_out() -> None:
     only = ["--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
     listed = run_feddle("reproduce", CNN, "--quick", "--list", *only, "-o", "method.atlas_size=20").out
     assert "is an option of feddle, feddle+, not of fedbuff" in listed
     assert "1 runs" in listed
 
 
-def test_a_server_that_waits_has_the_tables_delays() -> None:
+def test_a_waiting_server_refuses_other_delays() -> None:
     waiting = next(cell for cell in load_grid("async-sync").cells if cell.waits)
     assert "leave out -o delays.sigma" in plan(waiting, ["delays.sigma=3"]).reason
     assert plan(waiting, ["delays.sigma=0"]).config is not None
 
 
-def test_how_a_cell_is_run_does_not_change_it() -> None:
+def test_checkpoints_and_workers_do_not_count_as_changes_of_a_cell() -> None:
     planned = plan(load_grid(CNN).cells[0], ["checkpoint.every=2", "workers=1", "training.epochs=3"])
     assert planned.changed == ("training.epochs=3",)
 
@@ -389,13 +389,13 @@ def test_two_commands_may_fill_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cells", ["", ', "cells": [1]'])
-def test_a_damaged_record_of_a_grid_is_told_in_one_line(tmp_path: Path, cells: str) -> None:
+def test_a_damaged_record_of_a_grid_is_reported_in_one_line(tmp_path: Path, cells: str) -> None:
     (tmp_path / "grid.json").write_text(f'{{"grid": "{CNN}", "quick": true{cells}}}')
     with pytest.raises(FeddleError, match="remove that file and give the command again"):
         open_folder(tmp_path, load_grid(CNN, quick=True))
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_grid_record_of_another_type_is_refused(tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text("[]")
     with pytest.raises(FeddleError, match="is damaged"):
         open_folder(tmp_path, load_grid(CNN, quick=True))
@@ -403,7 +403,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         read_grid(tmp_path)
 
 
-# Showing them
+# Reports
 
 
 def make_grid(folder: Path, accuracies: dict[str, list[list[float]]], *, quick: bool = False) -> Grid:
@@ -473,7 +473,7 @@ def test_the_page_of_a_grid_has_all_parts(tmp_path: Path) -> None:
     assert html.count('class="band') == 2 * 2 * 4  # wide and narrow, two settings, four methods
 
 
-def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
+def test_the_lead_of_a_grid_follows_from_its_numbers(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     text = " ".join(lead(grid))
     assert "Feddle-Id reaches 75.0% and Feddle-Ood reaches 65.0% on average over the settings; " in text
@@ -487,7 +487,7 @@ def test_the_words_of_a_grid_follow_its_numbers(tmp_path: Path) -> None:
     Document(page([nothing]))
 
 
-def test_a_report_says_when_results_do_not_belong_together(tmp_path: Path) -> None:
+def test_a_report_warns_about_results_that_do_not_belong_together(tmp_path: Path) -> None:
     folder = tmp_path / "g"
     assert warnings(make_grid(folder, {"fedbuff": [[0.5]], "feddle-id": [[0.6]]})) == []
     runs = sorted(folder.glob("cnn/**/seed0"))
@@ -497,11 +497,11 @@ def test_a_report_says_when_results_do_not_belong_together(tmp_path: Path) -> No
     (runs[2] / "cell.json").unlink()
     shutil.copytree(runs[3], runs[3].with_name("seed1"))
     text = " ".join(warnings(read_grid(folder)))
-    for told in ("versions of feddle: 0.2.0 and 0.1.0", "another config", "contents of cifar-10"):
-        assert told in text
+    for expected in ("versions of feddle: 0.2.0 and 0.1.0", "another config", "contents of cifar-10"):
+        assert expected in text
     assert "Without a record" in text
     assert "same seeds" in text
-    assert "source" not in text  # older records do not say
+    assert "source" not in text  # older records do not have it
     made = {"config": "c", "source": f"{'a' * 64} {'b' * 64}", "data": {"model": "m"}}
     (runs[0] / "cell.json").write_text(json.dumps(made))
     (runs[1] / "cell.json").write_text(json.dumps({"config": "c", "data": {"model": "n"}}))
@@ -532,7 +532,7 @@ def test_figures_for_a_paper(tmp_path: Path) -> None:
     assert pdf.read_bytes().startswith(b"%PDF")
 
 
-def test_two_grids_of_a_table_have_files_of_their_own(tmp_path: Path) -> None:
+def test_two_grids_of_a_table_are_exported_to_different_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_grid(tmp_path / name, {"fedbuff": CURVES["fedbuff"]}, quick=name == "a")
     exports = ["--export", "csv", "--export", "png"]
@@ -545,7 +545,7 @@ def test_two_grids_of_a_table_have_files_of_their_own(tmp_path: Path) -> None:
 
 def test_time_and_bytes_to_a_target(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3, 0.5, 0.6], [0.5, 0.6, 0.7], [0.1, 0.2, 0.3]]})
-    assert [price(each, 0.5) for each in grid.cells[0].runs] == [(2, 6e6), (1, 3e6), None]  # 3 MB a round
+    assert [price(each, 0.5) for each in grid.cells[0].runs] == [(2, 6e6), (1, 3e6), None]  # 3 MB per round
     assert "4.5 MB, 2 of 3 seeds" in page([grid], 0.5)
     run = tmp_path / "g" / grid.cells[0].name / "seed0"
     (run / "cell.json").write_text(json.dumps({"config": "c", "clock": [10, 25, 26]}))
@@ -577,7 +577,7 @@ def test_single_runs_over_seeds_are_one_row(tmp_path: Path) -> None:
     assert "±" not in one.text
 
 
-def test_single_runs_have_what_grids_have(tmp_path: Path) -> None:
+def test_single_runs_accept_the_report_options_of_grids(tmp_path: Path) -> None:
     for method, curve in (("feddle", [0.6, 0.8]), ("fedbuff", [0.5, 0.7])):
         make_run(tmp_path / "r" / method, method, curve)
     options = ["--watch", "--target", "70", "--export", "csv", "--export", "latex"]
@@ -619,11 +619,11 @@ def test_a_browser_shows_a_grid_without_an_error_and_without_the_network(tmp_pat
     assert "<div>Round 1</div>" in shown.out  # the script has run
     assert "CONSOLE" not in shown.err
     fetching = html.replace("<main>", '<main><img src="http://example.com/x.png" alt="">')
-    assert "CONSOLE" in in_browser(fetching, tmp_path / "other").err  # which a fetch would have been seen by
+    assert "CONSOLE" in in_browser(fetching, tmp_path / "other").err  # a request is reported there
 
 
 def in_browser(html: str, folder: Path) -> Said:
-    """A page in a browser that can look up no name; what it complains of is in stderr."""
+    """Open a page in a browser that cannot resolve host names; its console messages are in stderr."""
     folder.mkdir()
     page = folder / "report.html"
     page.write_text(html, encoding="utf-8")
@@ -639,7 +639,7 @@ def in_browser(html: str, folder: Path) -> Said:
 # Other tools
 
 
-def test_tensorboard_hears_of_every_round(tmp_path: Path) -> None:
+def test_a_run_is_logged_to_tensorboard(tmp_path: Path) -> None:
     run_task(Task("a", tmp_path / "a", tiny(workers=0), track=("tensorboard",)), lambda _: None)
     files = list((tmp_path / "a" / "tensorboard").iterdir())
     assert len(files) == 1
@@ -648,7 +648,9 @@ def test_tensorboard_hears_of_every_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
-def test_a_tracker_that_is_not_installed_is_named(name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_not_installed_is_reported(
+    name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (name, f"{name}.summary"):
         monkeypatch.setitem(sys.modules, module, None)
     with (

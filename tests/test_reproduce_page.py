@@ -1,4 +1,4 @@
-"""What the page of a grid and its exports say of numbers that are not what a table's heads promise."""
+"""How the page of a grid and its exports mark numbers that differ from the table's setting."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ from test_reproduce import CURVES, make_grid
 
 
 def altered(grid: Grid, change: Callable[[str, dict[str, Any]], dict[str, Any]], **facts: Any) -> Grid:
-    """The grid with another record of each cell, by its name."""
+    """Return the grid after updating the record of each cell with `change(name, cell)`."""
     path = grid.folder / "grid.json"
     record = json.loads(path.read_text()) | facts
     record["cells"] = {name: cell | change(name, cell) for name, cell in record["cells"].items()}
@@ -34,7 +34,7 @@ def rounds_changed(name: str, cell: dict[str, Any]) -> dict[str, Any]:
     return {"changed": ["rounds=6"]} if "fedbuff" in name and not cell["left_out"] else {}
 
 
-# Exports say what the page says
+# Exports
 
 
 def test_exports_carry_marks_footnotes_and_warnings(tmp_path: Path) -> None:
@@ -46,14 +46,14 @@ def test_exports_carry_marks_footnotes_and_warnings(tmp_path: Path) -> None:
     assert "45.0 ± 7.1§" in markdown
     assert r"45.0 $\pm$ 7.1\S{}" in latex
     for text in (markdown, latex):
-        for told in (
+        for expected in (
             "Quick runs",
             "CIFAR-10 guides instead of ImageNet",
             "Run with rounds=6.",
             "cnn/cifar10/20/feddle-id",
             "no <data> of Mars",
         ):
-            assert told in text
+            assert expected in text
     rows = list(csv.DictReader(io.StringIO(to_csv(grid))))
     lines = {row["method"]: row for row in rows if row["delay_sigma"] == "20" and row["dataset"] == "cifar10"}
     assert lines["fedbuff"]["changed"] == "rounds=6"
@@ -62,7 +62,7 @@ def test_exports_carry_marks_footnotes_and_warnings(tmp_path: Path) -> None:
     assert (lines["feddle-id"]["source"], lines["fedbuff"]["source"]) == ("aaaaaaaaaaaa unknown", "unknown")
 
 
-def test_notes_of_latex_hold_nothing_that_it_would_stumble_over(tmp_path: Path) -> None:
+def test_special_characters_in_the_notes_of_latex_are_escaped(tmp_path: Path) -> None:
     def hostile(_: str, cell: dict[str, Any]) -> dict[str, Any]:
         return {"changed": [r"data.path=~/a_b^c\d"]} if not cell["left_out"] else {}
 
@@ -70,7 +70,7 @@ def test_notes_of_latex_hold_nothing_that_it_would_stumble_over(tmp_path: Path) 
     assert r"\textasciitilde{}/a\_b\textasciicircum{}c\textbackslash{}d" in latex
 
 
-# What is compared with the paper
+# Comparison with the paper
 
 
 def test_only_cells_in_the_papers_setting_are_compared_with_it(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_all_methods_of_a_setting_are_in_one_chart(tmp_path: Path) -> None:
     ] * 4  # two settings and sizes
 
 
-# What is bold
+# Bold numbers
 
 
 def test_bold_is_the_best_with_and_the_best_without_data_at_the_server(tmp_path: Path) -> None:
@@ -127,17 +127,17 @@ def test_center_is_bold_only_where_it_is_best(tmp_path: Path) -> None:
     assert re.findall(r'<td data-heading="(σ = \d+)[^"]*">60\.0', html) == ["σ = 5"]
 
 
-def test_of_curves_center_alone_stands_out(tmp_path: Path) -> None:
+def test_only_the_curve_of_center_is_highlighted(tmp_path: Path) -> None:
     with_center, without = ({"fedbuff": [[0.3, 0.5]], **rows} for rows in ({"center": [[0.5, 0.6]]}, {}))
     assert ' first"' not in page([make_grid(tmp_path / "a", without)])
     assert 's1 first"' in page([make_grid(tmp_path / "b", with_center)])
 
 
-# What cannot be relied on
+# Damaged records
 
 
 @pytest.mark.parametrize("damaged", ['{"data": 5, "resumed_by": 3, "clock": 1}', "[" * 200_000], ids=["types", "depth"])
-def test_a_damaged_record_of_a_cell_counts_as_none(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_record_of_a_cell_counts_as_missing(tmp_path: Path, damaged: str) -> None:
     grid = make_grid(tmp_path / "g", CURVES)
     (grid.folder / "cnn/cifar10/5/fedbuff/seed0/cell.json").write_text(damaged)
     assert "Without a record of config and data" in page([read_grid(grid.folder)])
@@ -156,10 +156,10 @@ def test_a_damaged_record_of_a_grid_is_refused_in_one_line(tmp_path: Path, name:
         read_grid(folder)
 
 
-# What was really run
+# Settings that were run
 
 
-def test_heads_say_what_was_really_run(tmp_path: Path) -> None:
+def test_headings_show_the_settings_that_were_run(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", {"fedbuff": [[0.3]], "fedavg-waiting": [[0.4]]}, quick=True)  # σ of the runs: 2.5
     assert grid.panels[0].heads == ["σ = 20 (run with 2.5)", "σ = 5 (run with 2.5)"]
     assert grid.panels[0].title == "CNN · CIFAR-10 (quick)"
@@ -171,14 +171,16 @@ def test_heads_say_what_was_really_run(tmp_path: Path) -> None:
     make_run(run, "fedbuff", config={"model": small, "training": training, "rounds": 24, "delays": {"sigma": 20}})
     grid = read_grid(grid.folder)
     assert grid.panels[0].heads[0] == "σ = 20 (run with 2.5 and 20)"
-    told = "Run: cnn with 8–16–16 channels, 80 rounds and 24 rounds, clients train with adam, lr = 0.003, epochs = 2."
-    assert told in Document(page([grid])).inside("p")
+    expected = (
+        "Run: cnn with 8–16–16 channels, 80 rounds and 24 rounds, clients train with adam, lr = 0.003, epochs = 2."
+    )
+    assert expected in Document(page([grid])).inside("p")
 
 
 # Random labels
 
 
-def test_a_table_says_what_random_labels_cost(tmp_path: Path) -> None:
+def test_a_table_shows_the_accuracy_lost_to_random_labels(tmp_path: Path) -> None:
     grid = make_grid(tmp_path / "g", {"fedbuff": [[0.5]], "feddle-id": [[0.6]]})
 
     def noisy(name: str, cell: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stopped runs go on with the same bits, whatever stopped them."""
+"""Stopped runs continue bit-identically, whatever stopped them."""
 
 import json
 import os
@@ -45,7 +45,7 @@ Whole = Callable[[str], dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """What a run of a method leaves that was never stopped, and made no checkpoint."""
+    """The files of a method's run that was never stopped and made no checkpoints."""
     done: dict[str, dict[str, Any]] = {}
 
     def of(method: str) -> dict[str, Any]:
@@ -71,19 +71,19 @@ def cut_after(rounds: int, folder: Path, method: str, /, **changes: Any) -> None
         run_config(small(method, **changes), folder, listener, quiet=True)
 
 
-# --- the same bits
+# --- continuing bit-identically
 
 
-def test_every_method_is_among_those_that_are_stopped() -> None:
+def test_every_method_is_among_the_methods_that_are_stopped() -> None:
     assert {method["name"] for method in METHODS.values()} == {member.named() for member in get_args(AnyMethod)}
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_goes_on_with_the_same_bits(tmp_path: Path, whole: Whole, method: str) -> None:
+def test_every_method_continues_bit_identically(tmp_path: Path, whole: Whole, method: str) -> None:
     cut_after(5, tmp_path / "run", method, checkpoint={"every": 3})
     lines: list[Line] = []
     run = resume_run(tmp_path / "run", lines.append, quiet=True)
-    assert [line["round"] for line in lines] == [4, 5, 6, 7, 8], "it goes on from the checkpoint of round 3"
+    assert [line["round"] for line in lines] == [4, 5, 6, 7, 8], "it continues from the checkpoint of round 3"
     assert run is not None
     assert len(run.history) == 8
     assert kept(tmp_path / "run") == whole(method)
@@ -97,7 +97,7 @@ def test_the_number_of_workers_does_not_matter(tmp_path: Path, whole: Whole) -> 
         assert kept(tmp_path / str(workers)) == whole("feddle")
 
 
-def test_it_may_be_stopped_again_and_again(tmp_path: Path, whole: Whole) -> None:
+def test_a_run_may_be_stopped_repeatedly(tmp_path: Path, whole: Whole) -> None:
     folder = tmp_path / "run"
     cut_after(1, folder, "ca2fl-on-disk")
     for rounds in range(2, 8):
@@ -113,7 +113,7 @@ def stop_at(rounds: int, line: Line) -> None:
         raise CutError
 
 
-def test_before_the_first_checkpoint_it_starts_from_the_beginning(tmp_path: Path, whole: Whole) -> None:
+def test_a_run_without_a_checkpoint_starts_from_the_beginning(tmp_path: Path, whole: Whole) -> None:
     cut_after(2, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
     lines: list[Line] = []
     resume_run(tmp_path / "run", lines.append, quiet=True)
@@ -121,7 +121,7 @@ def test_before_the_first_checkpoint_it_starts_from_the_beginning(tmp_path: Path
     assert kept(tmp_path / "run") == whole("fedbuff")
 
 
-def test_a_run_that_was_killed_as_it_finished_is_finished(tmp_path: Path, whole: Whole) -> None:
+def test_a_finished_run_with_a_checkpoint_left_is_finished(tmp_path: Path, whole: Whole) -> None:
     cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
     checkpoint = shutil.copytree(tmp_path / "run" / "checkpoint", tmp_path / "left")
     resume_run(tmp_path / "run", quiet=True)
@@ -131,7 +131,7 @@ def test_a_run_that_was_killed_as_it_finished_is_finished(tmp_path: Path, whole:
 
 
 @pytest.mark.parametrize("damaged", ['{"finished": true}', '{"finished": true, "rounds": "x"}', "[1]"])
-def test_a_damaged_result_of_a_finished_run_is_no_traceback(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_result_of_a_finished_run_raises_no_exception(tmp_path: Path, damaged: str) -> None:
     (tmp_path / "result.json").write_text(damaged)
     assert RunFolder(tmp_path).saved_rounds() == 0
 
@@ -140,13 +140,13 @@ def test_a_finished_run_with_a_damaged_result_is_not_repeated(tmp_path: Path) ->
     run_config(small("fedbuff"), tmp_path / "run", quiet=True)
     history = (tmp_path / "run" / "history.jsonl").read_bytes()
     (tmp_path / "run" / "result.json").write_text("{")
-    told = run_feddle("resume", tmp_path / "run", "-q")
-    assert (told.code, told.err.count("\n")) == (2, 1), told.text
-    assert f"{tmp_path / 'run' / 'result.json'} is damaged; restore it, or remove it" in told.err
+    result = run_feddle("resume", tmp_path / "run", "-q")
+    assert (result.code, result.err.count("\n")) == (2, 1), result.text
+    assert f"{tmp_path / 'run' / 'result.json'} is damaged; restore it, or remove it" in result.err
     assert (tmp_path / "run" / "history.jsonl").read_bytes() == history
 
 
-def test_a_stop_while_a_finished_run_is_tidied_does_not_unfinish_it(
+def test_a_run_interrupted_while_it_removes_its_checkpoint_is_finished(
     tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -162,7 +162,7 @@ def test_a_stop_while_a_finished_run_is_tidied_does_not_unfinish_it(
 
 
 @pytest.mark.parametrize("left", ["config.yaml", "history.jsonl", "result.json", f"checkpoint/{MANIFEST}"])
-def test_a_new_run_does_not_mix_with_what_is_left_of_another(stopped: Path, left: str) -> None:
+def test_a_new_run_refuses_a_folder_with_files_of_another(stopped: Path, left: str) -> None:
     shutil.copy(stopped / "history.jsonl", stopped / "result.json")
     for path in [p for p in stopped.rglob("*") if p.is_file() and p != stopped / left]:
         path.unlink()
@@ -178,38 +178,38 @@ def test_the_number_of_workers_may_change(tmp_path: Path, whole: Whole) -> None:
 
 
 @linux
-def test_the_disk_has_everything_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    happened: list[str] = []
+def test_files_are_synced_before_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
     fsync, replace, unlink = os.fsync, Path.replace, Path.unlink
 
     def named(descriptor: int) -> str:
         return Path(f"/proc/self/fd/{descriptor}").readlink().name
 
     def watch_fsync(descriptor: int) -> None:
-        happened.append(f"sync {named(descriptor)}")
+        events.append(f"sync {named(descriptor)}")
         fsync(descriptor)
 
     def watch_replace(path: Path, target: Path) -> Path:
-        happened.append(f"name {Path(target).name}")
+        events.append(f"name {Path(target).name}")
         return replace(path, target)
 
     def watch_unlink(path: Path, missing_ok: bool = False) -> None:
-        happened.append(f"remove {path.name}")
+        events.append(f"remove {path.name}")
         unlink(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(os, "fsync", watch_fsync)
     monkeypatch.setattr(Path, "replace", watch_replace)
     monkeypatch.setattr(Path, "unlink", watch_unlink)
     run_config(small("fedbuff", rounds=2), tmp_path / "run", quiet=True)
-    manifest = happened.index(f"name {MANIFEST}")
-    assert "sync history.jsonl" in happened[:manifest]
-    files = {h.removeprefix("name ") for h in happened[:manifest] if h.startswith("name ") and "safetensors" in h}
+    manifest = events.index(f"name {MANIFEST}")
+    assert "sync history.jsonl" in events[:manifest]
+    files = {h.removeprefix("name ") for h in events[:manifest] if h.startswith("name ") and "safetensors" in h}
     assert files
     for file in files:
-        assert f"sync {file}" in happened[:manifest], "a tensor is on the disk before the manifest names it"
-    assert happened[manifest - 1] == f"sync {MANIFEST}.partial"
-    assert happened[manifest + 1] == "sync checkpoint"
-    end = happened[happened.index("name model.safetensors") - 2 :]
+        assert f"sync {file}" in events[:manifest], "a tensor is on the disk before the manifest names it"
+    assert events[manifest - 1] == f"sync {MANIFEST}.partial"
+    assert events[manifest + 1] == "sync checkpoint"
+    end = events[events.index("name model.safetensors") - 2 :]
     wanted = [
         "sync history.jsonl",
         "sync model.safetensors.partial",
@@ -223,7 +223,7 @@ def test_the_disk_has_everything_before_it_is_named(tmp_path: Path, monkeypatch:
     assert end[: len(wanted)] == wanted
 
 
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     write_whole(file, b"before")
 
@@ -242,7 +242,7 @@ def test_a_private_file_is_private_even_after_a_killed_write(tmp_path: Path) -> 
     assert [(p.name, p.stat().st_mode & 0o777) for p in tmp_path.iterdir()] == [("key", 0o600)]
 
 
-def test_a_torn_line_of_history_is_cut_off(tmp_path: Path, whole: Whole) -> None:
+def test_an_incomplete_line_of_history_is_removed(tmp_path: Path, whole: Whole) -> None:
     cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
     with (tmp_path / "run" / "history.jsonl").open("a") as file:
         file.write('{"round": 6, "ver')
@@ -250,7 +250,7 @@ def test_a_torn_line_of_history_is_cut_off(tmp_path: Path, whole: Whole) -> None
     assert kept(tmp_path / "run") == whole("fedbuff")
 
 
-def test_the_seconds_add_up(tmp_path: Path) -> None:
+def test_the_seconds_before_and_after_a_stop_are_added(tmp_path: Path) -> None:
     cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 4})
     facts = Checkpoint(tmp_path / "run" / "checkpoint").facts()
     assert facts is not None
@@ -261,7 +261,7 @@ def test_the_seconds_add_up(tmp_path: Path) -> None:
     assert 1000 < run.result["seconds"] < 1100
 
 
-def test_what_is_no_part_of_the_weights_is_kept_too() -> None:
+def test_state_outside_the_weights_is_restored() -> None:
     # BatchNorm counts its batches; the count is not sent
     config = small("fedbuff")
     federation = build_problem(config)
@@ -278,7 +278,7 @@ def test_what_is_no_part_of_the_weights_is_kept_too() -> None:
     assert all(torch.equal(t, end[n]) for n, t in whole.items())
 
 
-# what the server remembers of norms, what clients do to their updates, and what is measured beside
+# norms that the server remembers, changes that clients make to their updates, and diagnostics
 SETTINGS: dict[str, dict[str, Any]] = {
     "norms": {"checks": {"max_norm_ratio": 4.0}, "attack": {"name": "scale", "share": 0.2}},
     "random": {"attack": {"name": "random", "share": 0.5}},
@@ -293,13 +293,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_checks_attacks_and_privacy_go_on_too(tmp_path: Path, setting: str) -> None:
+def test_checks_attacks_and_privacy_continue(tmp_path: Path, setting: str) -> None:
     changes: dict[str, Any] = {"rounds": 14, **SETTINGS[setting]}
     run_config(small("feddle", checkpoint={"every": 0}, **changes), tmp_path / "whole", quiet=True)
     cut_after(10, tmp_path / "run", "feddle", checkpoint={"every": 8}, **changes)
     saved = ServerState(weights())
     load(saved, without_prefix("server", Checkpoint(tmp_path / "run" / "checkpoint").state()))
-    assert len(saved.norms) >= ENOUGH, "so that the bound counts at once"
+    assert len(saved.norms) >= ENOUGH, "so that the bound applies at once"
     resume_run(tmp_path / "run", quiet=True)
     assert kept(tmp_path / "run") == kept(tmp_path / "whole")
     result = kept(tmp_path / "run")["result"]
@@ -323,7 +323,7 @@ def test_checks_attacks_and_privacy_go_on_too(tmp_path: Path, setting: str) -> N
         ("ca2fl-on-disk", 0, [KillPoint(touch=1), KillPoint(touch=3), KillPoint(touch=101), KillPoint(seconds=0.5)]),
     ],
 )
-def test_a_killed_run_goes_on_with_the_same_bits(
+def test_a_killed_run_continues_bit_identically(
     tmp_path: Path, whole: Whole, method: str, workers: int, points: list[KillPoint]
 ) -> None:
     config, folder = small(method, workers=workers), tmp_path / "run"
@@ -346,7 +346,7 @@ def test_a_hundred_kill_points(tmp_path: Path, whole: Whole) -> None:
         seconds.append(time.perf_counter() - began)
     killed = trial = 0
     while killed < 100:
-        assert trial < 300, "too many came to their end before they were to be killed"
+        assert trial < 300, "too many runs ended before they were killed"
         method = methods[trial % len(methods)]
         config, folder = small(method, workers=draw.choice([0, 0, 2])), tmp_path / str(trial)
         for _ in range(draw.choice([1, 1, 2])):
@@ -359,7 +359,7 @@ def test_a_hundred_kill_points(tmp_path: Path, whole: Whole) -> None:
 
 @pytest.mark.slow
 @patient
-def test_a_long_run_stays_as_quick_and_as_small(tmp_path: Path) -> None:
+def test_time_and_memory_do_not_grow_in_a_long_run(tmp_path: Path) -> None:
     rounds = 5000
     config = small("feddle", rounds=rounds, checkpoint={"every": 50}, evaluation={"every": 100})
     points = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
@@ -385,7 +385,7 @@ def test_a_long_run_stays_as_quick_and_as_small(tmp_path: Path) -> None:
     print("a round:", *(f"{1e3 * q:.2f}" for q in quarters), f"ms; resident memory grew by {grown / 1e6:.1f} MB")
     print(f"history: {history / 1e6:.1f} MB; checkpoint: at most {max(sizes) / 1e3:.0f} kB")
     assert quarters[-1] < 1.5 * quarters[0]
-    assert grown < 10e6, "but for the history, which is kept in memory: less than 2 kB a round here"
+    assert grown < 10e6, "except for the history, which is kept in memory: less than 2 kB per round here"
     assert max(sizes[-quarter:]) <= 1.5 * max(sizes[:quarter])
 
 
@@ -411,7 +411,7 @@ def rewrite(path: Path, change: Callable[[Any], None]) -> None:
 
 
 def change_facts(folder: Path, **facts: Any) -> None:
-    """As if the checkpoint had been made so."""
+    """Save the checkpoint again with changed facts."""
     checkpoint = Checkpoint(folder / "checkpoint")
     checkpoint.save(checkpoint.state(), {**(checkpoint.facts() or {}), **facts})
 
@@ -462,7 +462,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_cannot_go_on_is_refused_in_one_line(stopped: Path, reason: str) -> None:
+def test_a_run_that_cannot_continue_is_refused_in_one_line(stopped: Path, reason: str) -> None:
     harm, text = REFUSED[reason]
     harm(stopped)
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
@@ -470,7 +470,7 @@ def test_what_cannot_go_on_is_refused_in_one_line(stopped: Path, reason: str) ->
         resume_run(stopped, quiet=True)
     assert "\n" not in str(caught.value)
     left = {path: path.read_bytes() for path in before}
-    assert left == before, "nothing was changed"
+    assert left == before, "no file was changed"
 
 
 def test_the_commands_of_a_stopped_run(stopped: Path, whole: Whole) -> None:
@@ -490,7 +490,7 @@ def test_the_commands_of_a_stopped_run(stopped: Path, whole: Whole) -> None:
 
 @linux
 @patient
-def test_two_processes_do_not_run_one_folder(tmp_path: Path) -> None:
+def test_two_processes_cannot_use_one_folder(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({**SMALL, "method": "fedavg", "rounds": 100_000, "workers": 2}))
     out = tmp_path / "run"
@@ -501,7 +501,7 @@ def test_two_processes_do_not_run_one_folder(tmp_path: Path) -> None:
                 resume_run(out, quiet=True)
         finally:
             first.kill()
-    with pytest.raises(CutError):  # its workers do not stand in the way
+    with pytest.raises(CutError):  # its workers do not block the folder
         resume_run(out, partial(stop_at, RunFolder(out).saved_rounds() + 1), quiet=True)
 
 
@@ -518,8 +518,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", disk], capture_output=True, check=False
     )
     if mounted.returncode:
-        said = mounted.stderr.decode().strip()
-        pytest.skip(f"needs to mount a small disk ({said}); to enable: run outside of a container, or with SYS_ADMIN")
+        reason = mounted.stderr.decode().strip()
+        pytest.skip(f"needs to mount a small disk ({reason}); to enable: run outside of a container, or with SYS_ADMIN")
     try:
         yield disk
     finally:
@@ -535,8 +535,8 @@ def test_a_full_disk_then_a_read_only_one(small_disk: Path, tmp_path: Path) -> N
     file = tmp_path / "config.yaml"  # each anchor takes 4 KB, so checkpoints grow
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     remedy = f"to continue once that is fixed: feddle resume {out}"
-    complaint = f"feddle: cannot write to {out}: No space left on device; {remedy}\n"
-    assert run_feddle("run", file, "-q", "--out", out) == Said(2, "", complaint)
+    expected = f"feddle: cannot write to {out}: No space left on device; {remedy}\n"
+    assert run_feddle("run", file, "-q", "--out", out) == Said(2, "", expected)
     rounds = RunFolder(out).saved_rounds()
     assert 0 < rounds < 12
     assert not list(out.rglob("*.partial"))
@@ -562,7 +562,7 @@ def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
         nonlocal killed
         pool = run.runtime.trainer
         assert isinstance(pool, WorkerPool)
-        with pool._changed:  # a job that fails twice would end the run: one that has failed is let be
+        with pool._changed:  # a job that fails twice ends the run, so nothing is killed after a failure
             failed = any(task.faults and task.outcome is None for task in pool._backlog.tasks.values())
             if pool._workers and not failed:
                 pool._workers[line["round"] % len(pool._workers)].process.kill()
@@ -574,14 +574,14 @@ def test_a_worker_that_is_killed_changes_nothing(whole: Whole) -> None:
     assert run.history == expected
 
 
-def test_a_data_file_that_was_cut_short(tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_data_file_is_fetched_again(tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     cut_after(5, tmp_path / "run", "fedbuff", checkpoint={"every": 3})
     monkeypatch.setenv("FEDDLE_DATA", str(tmp_path / "data"))
     build_problem(small("fedbuff"))
     data = tmp_path / "data" / "digits.safetensors"
     size = data.stat().st_size
     os.truncate(data, size // 2)
-    # digits can always be had again; a set that cannot is an error of one line
+    # digits is always available; a data set that is not available is an error of one line
     with monkeypatch.context() as gone:
         for source in ("Folder", "Official", "Package"):
             gone.setattr(f"feddle.data.fetch.origins.{source}.collect", unavailable)
@@ -602,13 +602,11 @@ def unavailable(*_: object) -> Path:
 # --- a comparison
 
 
-def test_a_comparison_that_was_stopped_is_finished_by_one_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_comparison_is_finished_by_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = tmp_path / "config.yaml", tmp_path / "all"
     config = small("fedbuff", checkpoint={"every": 3}, rounds=6)
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    asked = ("compare", str(file), "--methods", "fedavg,fedbuff,fedasync", "-q", "--out")
+    arguments = ("compare", str(file), "--methods", "fedavg,fedbuff,fedasync", "-q", "--out")
     shown: list[tuple[str, int]] = []
 
     def show(display: RunDisplay, line: Line) -> None:
@@ -618,8 +616,8 @@ def test_a_comparison_that_was_stopped_is_finished_by_one_command(
 
     with monkeypatch.context() as stopping:
         stopping.setattr(RunDisplay, "show", show)
-        complaint = f"feddle: interrupted; the rounds so far are in {out}; to continue: feddle resume {out}\n"
-        assert run_feddle(*asked, out) == Said(130, "", complaint)
+        expected = f"feddle: interrupted; the rounds so far are in {out}; to continue: feddle resume {out}\n"
+        assert run_feddle(*arguments, out) == Said(130, "", expected)
         assert not (out / "fedasync").exists()
         assert not (out / "report.html").exists()
         resumed = run_feddle("resume", out, "-q")
@@ -629,13 +627,13 @@ def test_a_comparison_that_was_stopped_is_finished_by_one_command(
         *(("fedbuff", i) for i in range(1, 6)),
         *(("fedbuff", i) for i in range(4, 7)),
         *(("fedasync", i) for i in range(1, 7)),
-    ], "what was finished is not run again"
+    ], "finished runs are not repeated"
     assert all(name in resumed.out for name in ("fedavg", "fedbuff", "fedasync"))
     assert (out / "report.html").exists()
-    assert run_feddle(*asked, tmp_path / "whole").code == 0
+    assert run_feddle(*arguments, tmp_path / "whole").code == 0
     for name in ("fedavg", "fedbuff", "fedasync"):
         assert kept(out / name) == kept(tmp_path / "whole" / name)
-    assert run_feddle(*asked, out).code == 2
+    assert run_feddle(*arguments, out).code == 2
     (out / "compare.yaml").write_text("fedavg: 3")
     changed = run_feddle("resume", out)
     assert (changed.code, changed.err.count("\n")) == (2, 1)
@@ -645,7 +643,7 @@ def test_a_comparison_that_was_stopped_is_finished_by_one_command(
 # --- when and what is written
 
 
-def test_checkpoints_are_made_by_rounds_or_by_the_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_made_by_rounds_or_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
     assert [r for r in range(1, 8) if Pace(3).due(r)] == [3, 6]
@@ -662,7 +660,7 @@ def test_checkpoints_are_made_by_rounds_or_by_the_minute(monkeypatch: pytest.Mon
     assert made == [60, 122, 269]
 
 
-def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+def test_unchanged_tensors_are_not_written_again(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
     pinned, twin = torch.rand(2000), torch.rand(2000)
     state = {"pinned": pinned, "same": pinned, "twin": twin, "small": torch.arange(3), "empty": torch.zeros(0)}

@@ -25,7 +25,7 @@ def server() -> Server:
     return Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")))
 
 
-def test_staleness_is_a_difference_of_versions_and_start_is_what_the_client_began_from() -> None:
+def test_staleness_counts_versions_and_start_is_the_model_that_the_client_received() -> None:
     core = server()
     early = core.dispatch(1)
     core.receive(update(core.dispatch(2), 1.0, 0.0, 0.0))
@@ -97,7 +97,7 @@ def test_a_bad_update_is_refused_counted_and_changes_nothing(fields: dict[str, A
     assert not core.receive(bad(job, **fields))
     assert core.refused == {reason: 1}
     assert state(core) == before
-    assert core.receive(update(job, 1.0, 0.0, 0.0)), "the job's own update may still come"
+    assert core.receive(update(job, 1.0, 0.0, 0.0)), "the job's own update may still arrive"
 
 
 def test_running_statistics_are_checked_too() -> None:
@@ -109,7 +109,7 @@ def test_running_statistics_are_checked_too() -> None:
     assert core.receive(bad(job, buffers=torch.tensor([2.0])))
 
 
-def test_a_layout_must_be_named() -> None:
+def test_an_update_must_name_the_layout_of_the_server() -> None:
     core = Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), digest="ours")
     job = core.dispatch(1)
     assert not core.receive(bad(job))
@@ -118,13 +118,13 @@ def test_a_layout_must_be_named() -> None:
     assert core.receive(bad(job, digest="ours"))
 
 
-def test_jobs_that_are_not_in_flight_are_refused_by_their_reasons() -> None:
+def test_jobs_that_are_not_in_flight_are_refused_with_their_reasons() -> None:
     core = server()
     first, second, gone = core.dispatch(1), core.dispatch(2), core.dispatch(3)
     core.forget(gone)
     assert core.receive(update(first, 1.0, 0.0, 0.0))
     before = state(core)
-    strangers: list[tuple[Any, str]] = [
+    cases: list[tuple[Any, str]] = [
         (first, "duplicate"),
         (gone, "not in flight"),
         (Job(9, 0, 0), "never sent"),  # no such client
@@ -137,7 +137,7 @@ def test_jobs_that_are_not_in_flight_are_refused_by_their_reasons() -> None:
         (Job([2], 0, 0), "never sent"),  # type: ignore[arg-type]
         (None, "never sent"),
     ]
-    for job, reason in strangers:
+    for job, reason in cases:
         counted = core.refused[reason]
         assert not core.receive(bad(job))
         assert core.refused[reason] == counted + 1
@@ -175,7 +175,7 @@ def test_the_bound_does_not_shrink_when_most_clients_have_nothing_left_to_learn(
     assert core.receive(update(late, 0.017, 0.0, 0.0)), "10⁷ times the last median"
 
 
-def test_an_update_is_not_long_beside_a_model_of_its_own_norm() -> None:
+def test_an_update_up_to_the_norm_of_the_model_is_not_too_long() -> None:
     core = Server(weights(3.0, 4.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), max_norm_ratio=100.0)
     for _ in range(20):  # clients with one example each
         assert core.receive(update(core.dispatch(0), 1e-6, 0.0, 0.0))
@@ -199,10 +199,10 @@ def test_attackers_cannot_raise_the_limit_through_the_model() -> None:
         core.receive(update(job, 499.0 if step % 10 == 0 and step < 20 else 0.1, 0.0, 0.0))
         core.advance()
     late = core.dispatch(0)
-    assert not core.receive(update(late, 11.0, 0.0, 0.0)), "the median was 0.1, whatever became of the model"
+    assert not core.receive(update(late, 11.0, 0.0, 0.0)), "the median was 0.1, whatever the norm of the model"
 
 
-def test_until_enough_norms_are_known_the_model_stands_for_their_median() -> None:
+def test_until_enough_norms_are_known_the_norm_of_the_model_replaces_their_median() -> None:
     core = Server(
         weights(3.0, 4.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), max_norm_ratio=10.0
     )  # norm 5: at most 50
@@ -212,7 +212,7 @@ def test_until_enough_norms_are_known_the_model_stands_for_their_median() -> Non
     assert core.receive(update(job, 0.0, 49.5, 0.0))
 
 
-def test_what_is_no_update_is_refused() -> None:
+def test_values_that_are_not_updates_are_refused() -> None:
     core = server()
     job = core.dispatch(0)
     before = state(core)
@@ -265,7 +265,7 @@ def test_a_refused_update_is_in_the_notes_of_its_round() -> None:
     assert core.refused["duplicate"] == 1500
 
 
-def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_have() -> None:
+def test_a_restored_server_checks_updates_like_the_first() -> None:
     first, second = (
         Server(weights(0.0, 0.0, 0.0), FedAvg(FedAvgOptions(late="add_deltas")), max_norm_ratio=5.0) for _ in range(2)
     )
@@ -278,7 +278,7 @@ def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_ha
     second.load_state_dict(first.state_dict())
     assert state(second) == state(first)
     assert second.refused == first.refused == {"duplicate": 1}
-    assert max(second.state.jobs_of.values()) == 120, "what ε is computed from"
+    assert max(second.state.jobs_of.values()) == 120, "ε is computed from this"
     for core in (first, second):
         assert not core.receive(update(last, 0.1, 0.0, 0.0))
         assert not core.receive(update(early, 1.6, 0.0, 0.0))  # the highest median was 0.3, the bound is 1.5
@@ -288,7 +288,7 @@ def test_a_server_that_goes_on_from_a_state_judges_updates_as_the_first_would_ha
     assert state(second) == state(first)
 
 
-def test_a_restored_server_continues_the_same() -> None:
+def test_a_restored_server_continues_identically() -> None:
     core = server()
     faulty, zero, slow = core.dispatch(1), core.dispatch(2), core.dispatch(3)
     core.receive(update(faulty, float("nan"), 0.0, 0.0))
@@ -325,7 +325,7 @@ MERGES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", MERGES)
-def test_what_a_strategy_returns_is_checked_and_the_strategy_named(case: str) -> None:
+def test_the_return_value_of_a_strategy_is_checked_and_the_error_names_the_strategy(case: str) -> None:
     returned, message = MERGES[case]
 
     class Wrong:
@@ -338,7 +338,7 @@ def test_what_a_strategy_returns_is_checked_and_the_strategy_named(case: str) ->
     assert core.version == 0
 
 
-def test_running_statistics_that_a_strategy_leaves_alone_are_averaged() -> None:
+def test_running_statistics_that_a_strategy_does_not_change_are_averaged() -> None:
     class Latest:
         def merge(self, model: Weights, arrivals: Any, round: int) -> Merged:  # noqa: ARG002
             return Merged(Weights(model.vector + 1, model.buffers if keep is None else keep))
@@ -350,7 +350,7 @@ def test_running_statistics_that_a_strategy_leaves_alone_are_averaged() -> None:
     core.advance()
     assert core.model.buffers.tolist() == [4.0]  # ¼·1 + ¾·5
     core.advance()
-    assert core.model.buffers.tolist() == [4.0], "nobody arrived"
+    assert core.model.buffers.tolist() == [4.0], "no update arrived"
     keep = torch.tensor([7.0])
     core.receive(replace(update(core.dispatch(0), 1.0, 0.0, 0.0), buffers=torch.tensor([2.0])))
     core.advance()

@@ -1,4 +1,4 @@
-"""The virtual clock: who is sampled, when updates arrive, and what repeats."""
+"""The virtual clock: sampling, arrival times, and restored simulations."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from three_numbers import close, weights
 
 
 class Scripted:
-    """A trainer whose clients always add (1, 0, 0), and a log of what was asked of it."""
+    """A trainer whose clients always add (1, 0, 0), with a log of its calls."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -49,7 +49,7 @@ def simulation(delays: Sequence[int], *, per_round: int, late: Late = "add_delta
     return Simulation(server, trainer, drawn, eligible=eligible, per_round=per_round, seed=0), trainer
 
 
-def test_updates_arrive_when_due_from_the_version_that_they_began_with() -> None:
+def test_updates_arrive_when_due_and_start_from_the_version_of_their_dispatch() -> None:
     world, trainer = simulation([0, 2], per_round=2)
     staleness = []
     for _ in range(3):
@@ -69,7 +69,7 @@ def test_updates_arrive_when_due_from_the_version_that_they_began_with() -> None
 def test_a_client_in_flight_is_not_sampled_again() -> None:
     world, trainer = simulation([3, 3, 3], per_round=2)
     dispatched = [world.step().dispatched for _ in range(5)]
-    # two, then the one that is left, then nobody, until the first two are back in round 3 and sampled again in round 4
+    # two, then the one that is left, then none, until the first two are back in round 3 and sampled again in round 4
     assert dispatched == [2, 1, 0, 0, 2]
     assert len(trainer.log) == len(set(trainer.log))
 
@@ -83,7 +83,7 @@ def test_ties_arrive_in_order_of_dispatch() -> None:
     assert trained[1:3] == [c for c in submitted if c != "1"]
 
 
-def test_what_would_be_discarded_is_not_trained_but_takes_its_time_and_bytes() -> None:
+def test_updates_to_be_discarded_are_not_trained_but_take_their_time_and_bytes() -> None:
     world, trainer = simulation([0, 1], per_round=2, late="discard")
     first, second, third = world.step(), world.step(), world.step()
     assert (first.dispatched, first.returned, len(first.arrivals)) == (2, 1, 1)
@@ -101,14 +101,14 @@ def test_delays_are_half_normal_in_whole_rounds() -> None:
     assert (delays == 0).mean() == pytest.approx(0.04, abs=0.012)
 
 
-def test_delays_per_client_stay_and_per_job_change() -> None:
+def test_delays_per_client_are_constant_and_delays_per_job_vary() -> None:
     by_client, by_job = Delays(sigma=20.0, per="client"), Delays(sigma=20.0, per="job")
     assert len({by_client.draw(Job(5, n, n), 0) for n in range(20)}) == 1
     assert len({by_job.draw(Job(5, n, n), 0) for n in range(20)}) > 5
     assert Delays(sigma=0.0, per="job").draw(Job(5, 0, 0), 0) == 0
 
 
-def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
+def test_a_million_clients_start_within_seconds_and_need_little_state() -> None:
     began = time.process_time()
     partition = even(60_000, clients=1_000_000, seed=0)
     eligible = partition.sizes.nonzero().flatten().numpy()
@@ -118,7 +118,7 @@ def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
     for _ in range(100):
         world.step()
     assert time.process_time() - began < 30  # seconds; it takes about a fifth of that
-    # what is kept is kept for jobs in flight and for clients that were sampled, not for all
+    # state is kept for jobs in flight and for sampled clients, not for all clients
     assert len(server.in_flight) == len(world.state.queue) < 100 * 10
     assert len(server.state.pinned) <= 100
     assert len(server.state.jobs_of) <= 100 * 10
@@ -126,7 +126,7 @@ def test_a_million_clients_start_within_seconds_and_stay_small() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.integers(1, 5), st.integers(1, 12))
-def test_every_job_returns_once_and_nothing_stays_pinned_that_is_not_needed(
+def test_every_job_returns_once_and_only_needed_versions_stay_pinned(
     delays: list[int], per_round: int, rounds: int
 ) -> None:
     world, _ = simulation(delays, per_round=min(per_round, len(delays)))

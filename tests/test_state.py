@@ -1,4 +1,4 @@
-"""State as data: dataclasses become named tensors, and come back the same."""
+"""Dataclasses are saved as named tensors and restored unchanged."""
 
 import json
 from collections import Counter, deque
@@ -51,7 +51,7 @@ class Preallocated:
         self.memory.copy_(state["memory"])
 
 
-def test_three_numbers_by_name() -> None:
+def test_tensors_and_values_are_saved_by_name() -> None:
     state = Everything(inner=Inner(torch.tensor([1.0, 2.0, 3.0]), 7), rate=0.5, jobs={Job(2, 1, 0), Job(1, 4, 3)})
     saved = save(state)
     assert saved["inner.total"] is state.inner.total, "tensors are not copied"
@@ -62,7 +62,7 @@ def test_three_numbers_by_name() -> None:
     assert saved.keys() == {"inner.total", "values.json"}
 
 
-def test_everything_comes_back() -> None:
+def test_every_type_is_restored() -> None:
     held = Preallocated()
     held.memory += 5
     state = Everything(
@@ -97,7 +97,7 @@ def test_everything_comes_back() -> None:
     assert [t.tolist() for t in restored.steps] == [[0.0, 0.0], [1.0]]
 
 
-def test_loaded_tensors_are_copies_and_old_content_is_gone() -> None:
+def test_loaded_tensors_are_copies_and_old_content_is_removed() -> None:
     saved = save(Everything(inner=Inner(torch.ones(2))))
     state = Everything(last={1: torch.ones(1)}, reasons=Counter({"old": 1}))
     load(state, saved)
@@ -107,7 +107,7 @@ def test_loaded_tensors_are_copies_and_old_content_is_gone() -> None:
     assert (state.last, state.reasons) == ({}, Counter())
 
 
-def test_a_million_numbers_take_one_name() -> None:
+def test_a_million_numbers_are_saved_under_one_name() -> None:
     state = Everything(counts=Counter(dict.fromkeys(range(1_000_000), 1)))
     assert len(save(state)) == 1
 
@@ -117,7 +117,7 @@ def test_a_million_numbers_take_one_name() -> None:
     st.sets(st.builds(Job, *[st.integers(-5, 2**62)] * 3)),
     st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 )
-def test_any_numbers_come_back(counts: dict[int, int], jobs: set[Job], norms: list[float]) -> None:
+def test_any_numbers_are_restored(counts: dict[int, int], jobs: set[Job], norms: list[float]) -> None:
     state, restored = Everything(counts=Counter(counts), jobs=jobs, norms=deque(norms, 3)), Everything()
     load(restored, save(state))
     assert (restored.counts, restored.jobs, list(restored.norms)) == (Counter(counts), jobs, norms)

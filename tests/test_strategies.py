@@ -161,7 +161,7 @@ def test_feddle_more_arrivals_than_anchors() -> None:
 
 
 def test_feddle_keeps_the_anchors_that_its_search_used_most() -> None:
-    # the server wants w = 0 from (4, 0, 0): the first anchor does it, the second does nothing, so the second goes
+    # the server wants w = 0 from (4, 0, 0): the first anchor does it, the second does nothing, so the second is removed
     strategy = feddle(NoFallback(), lr=0.5, capacity=2)
     model = strategy.merge(
         weights(4.0, 0.0, 0.0), [arrival(-1.0, 0.0, 0.0, client=1), arrival(0.0, 0.0, 1.0, client=2)]
@@ -170,7 +170,7 @@ def test_feddle_keeps_the_anchors_that_its_search_used_most() -> None:
     assert [job.client for job in strategy.atlas.origins()] == [1, 3]
 
 
-def test_feddle_orders_its_mini_batches_anew_each_round() -> None:
+def test_feddle_shuffles_its_mini_batches_each_round() -> None:
     seen: list[list[int]] = []
 
     class Watching(Quadratic):
@@ -285,7 +285,7 @@ def test_a_merge_is_finite_and_changes_no_argument(name: str, scenario: str) -> 
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - TRAIN_ALONE))
-def test_no_arrival_leaves_the_model_as_it_is(name: str) -> None:
+def test_the_model_does_not_change_without_arrivals(name: str) -> None:
     assert same(made(name).merge(START, []), START)
 
 
@@ -300,7 +300,7 @@ def test_a_saved_state_does_not_change_as_the_strategy_continues(name: str) -> N
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - TRAIN_ALONE))
-def test_a_zero_update_moves_nothing(name: str) -> None:
+def test_a_zero_update_does_not_change_the_model(name: str) -> None:
     merged = made(name).merge(START, SCENARIOS["zero"])
     assert torch.equal(merged.vector, START.vector)
 
@@ -314,7 +314,7 @@ def test_the_same_merge_is_bit_identical(name: str, scenario: str) -> None:
 
 @table
 @every_strategy
-def test_a_restored_strategy_continues_the_same(name: str, scenario: str) -> None:
+def test_a_restored_strategy_continues_identically(name: str, scenario: str) -> None:
     whole, first, second = (made(name) for _ in range(3))
     model = whole.merge(START, SCENARIOS["many"])
     assert same(first.merge(START, SCENARIOS["many"]), model)

@@ -1,4 +1,4 @@
-"""Anchors that are kept on disk: worked examples, then properties, then runs."""
+"""Anchors that are kept on disk: worked examples, properties, and runs."""
 
 import errno
 import gc
@@ -98,7 +98,7 @@ def test_a_range_cuts_segments() -> None:
     assert list(Segment(10, 1, 5, 0).within(0, 12)) == [Segment(10, 1, 2, 0)]
 
 
-def test_what_is_not_needed_is_not_read(narrow: StreamedRows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_zero_coefficients_are_not_read(narrow: StreamedRows, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
     def noted(path: Path, size: int, start: int, out: torch.Tensor) -> None:
@@ -110,12 +110,12 @@ def test_what_is_not_needed_is_not_read(narrow: StreamedRows, monkeypatch: pytes
     assert read == ["1", "1", "1"]
 
 
-def test_files_come_and_go_with_the_rows(tmp_path: Path) -> None:
+def test_files_are_created_and_removed_with_their_rows(tmp_path: Path) -> None:
     folder = tmp_path / "rows"
     folder.mkdir()
     (folder / "0.safetensors").write_bytes(b"left by a process that was killed")
     rows = StreamedRows.empty(folder, 2, 3, memory=1000)
-    assert len(list(folder.iterdir())) == 1, "nothing is touched before the first row"
+    assert len(list(folder.iterdir())) == 1, "no file is changed before the first row is written"
     rows.put(0, A)
     rows.put(1, B)
     rows.put(0, B)
@@ -126,7 +126,7 @@ def test_files_come_and_go_with_the_rows(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_too_little_memory_says_how_much_is_needed(tmp_path: Path) -> None:
+def test_the_error_for_too_little_memory_says_how_much_is_needed(tmp_path: Path) -> None:
     expected = r"method\.storage: 0\.001 MB of memory is not enough for 100 anchors; set memory to 0\.41 or more"
     with pytest.raises(FeddleError, match=expected):
         StreamedRows.empty(tmp_path, 100, 10_000, memory=1000)
@@ -142,7 +142,7 @@ def test_too_little_memory_says_how_much_is_needed(tmp_path: Path) -> None:
     windows=st.sampled_from([1, 2, 10]),
     seed=st.integers(0, 99),
 )
-def test_products_are_those_of_the_matrix(
+def test_products_equal_those_of_the_matrix(
     tmp_path_factory: pytest.TempPathFactory, count: int, width: int, windows: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -173,7 +173,7 @@ def test_products_are_those_of_the_matrix(
             assert torch.allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_checkpoint_holds_the_files_and_not_a_copy(tmp_path: Path) -> None:
+def test_a_checkpoint_links_the_files_and_does_not_copy_them(tmp_path: Path) -> None:
     size, checkpoint = 2000, Checkpoint(tmp_path / "checkpoint")
     atlas, again = (
         Atlas(3, size, rows=StreamedRows.empty(tmp_path / "checkpoint" / name, 3, size, 10**6)) for name in "ab"
@@ -222,7 +222,7 @@ def test_a_run_that_fits_in_one_window_is_bit_identical(tmp_path: Path) -> None:
     assert kept(tmp_path / "disk") == kept(tmp_path / "memory"), "and nothing is left on the disk"
 
 
-def test_several_windows_are_nearly_the_same(tmp_path: Path) -> None:
+def test_several_windows_give_nearly_the_same_coefficients(tmp_path: Path) -> None:
     histories = []
     for name, storage in {"memory": "float32", "disk": {"name": "disk", "memory": 0.03}}.items():
         config = small("feddle", rounds=3, options={"storage": storage, "coefficients": "layer"})
@@ -263,7 +263,9 @@ def test_a_folder_is_required() -> None:
         in_python(None, {"storage": "disk"})
 
 
-def test_a_full_disk_is_one_line_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_one_line_and_the_run_can_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, out = small("feddle-on-disk"), tmp_path / "run"
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
@@ -278,12 +280,12 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(streamed, "write_vector", until_full)
-        told = run_feddle("run", file, "-q", "--out", out)
-    where = f"{out}/checkpoint/anchors: No space left on device; free some space"
-    assert told == Said(
+        result = run_feddle("run", file, "-q", "--out", out)
+    location = f"{out}/checkpoint/anchors: No space left on device; free some space"
+    assert result == Said(
         2,
         "",
-        f"feddle: cannot write an anchor (7 anchors take 3.54e-05 GB) to {where}; to continue once that is fixed: "
+        f"feddle: cannot write an anchor (7 anchors take 3.54e-05 GB) to {location}; to continue once that is fixed: "
         f"feddle resume {out}\n",
     )
     assert RunFolder(out).saved_rounds() > 0
@@ -293,7 +295,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(tmp_path: Path, monkeypatch
     assert kept(out) == kept(tmp_path / "whole")
 
 
-def test_a_lost_file_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_in_one_line(tmp_path: Path) -> None:
     rows = StreamedRows.empty(tmp_path / "rows", 1, 3, memory=1000)
     rows.put(0, A)
     (tmp_path / "rows" / "0.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""Guiding the merge with data that is not of the clients' task."""
+"""Guiding the merge with data of another task."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,7 +25,7 @@ from three_numbers import Played, Quadratic, arrival, close, weights
 
 
 class Net(nn.Module):
-    """A body of one linear layer and a head of another; the head is 3-fold, the server's labels are 2-fold."""
+    """A linear body and a linear head. The head has 3 outputs, and the server's labels have 2 classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_body_and_zero_on_the_head() -> None:
         for sign in (1, -1)
     )
     assert (ahead - behind) / (2 * step) == pytest.approx(float(gradient @ direction), rel=1e-2)
-    # another head of the clients' own changes nothing
+    # the head of the clients' model has no effect
     other = start.vector.clone()
     other[objective.layout.head_start :] = 7.0
     assert objective.loss_and_gradient(Weights(other, start.buffers), everything)[0] == loss
@@ -112,7 +112,7 @@ def test_the_head_is_fitted_until_its_gradient_is_small() -> None:
     assert float(gradient.abs().max()) <= 1e-4
 
 
-def test_a_restored_objective_continues_the_same() -> None:
+def test_a_restored_objective_continues_identically() -> None:
     first, second = surrogate(head_steps=2), surrogate(head_steps=2)
     start = start_of(first)
     first.begin(start, seed=0)
@@ -122,7 +122,7 @@ def test_a_restored_objective_continues_the_same() -> None:
     assert full_pass(first, start)[0] == full_pass(second, start)[0]
     afresh = surrogate(head_steps=2)
     afresh.begin(start, seed=1)
-    assert full_pass(first, start)[0] < full_pass(afresh, start)[0]  # it did not start anew
+    assert full_pass(first, start)[0] < full_pass(afresh, start)[0]  # it did not start from zero
 
 
 def test_a_model_without_a_linear_head_is_refused() -> None:
@@ -148,7 +148,7 @@ class Counting:
         return torch.ones(len(index), 4), index % 2
 
 
-def test_a_search_touches_a_bounded_seeded_sample_only() -> None:
+def test_a_search_uses_only_a_bounded_seeded_sample() -> None:
     model = Net()
     data = Counting(250_000)
     objective = SurrogateObjective(model, Layout.of(model), data, 2, samples_per_round=100)
@@ -181,7 +181,7 @@ def test_images_are_resized_when_taken() -> None:
     assert labels.tolist() == [4, 1]
 
 
-def test_clusters_find_what_lies_together_and_keep_their_names() -> None:
+def test_clusters_group_close_points_and_keep_their_labels() -> None:
     angles = torch.tensor([0.0, 0.1, 0.05, 1.5, 1.6, 1.55])
     points = torch.stack([angles.cos(), angles.sin()], dim=1)
     labels, centres = cluster(points, None, 2, steps=10, seed=0)
@@ -190,7 +190,7 @@ def test_clusters_find_what_lies_together_and_keep_their_names() -> None:
     assert torch.equal(cluster(points, centres, 2, steps=10, seed=99)[0], labels)
 
 
-def test_restored_clusters_keep_their_names() -> None:
+def test_restored_clusters_keep_their_labels() -> None:
     first, second = clusters(), clusters()
     start = start_of(first)
     first.begin(start, seed=0)
@@ -232,7 +232,7 @@ def test_sgd_with_the_steps_of_the_theory() -> None:
     assert close(found.coefficients.round(decimals=4), 0.25, -0.25)
 
 
-def test_the_adaptive_fallback_looks_at_the_delays() -> None:
+def test_the_adaptive_fallback_depends_on_the_delays() -> None:
     fresh = [arrival(1.0, 0.0, 0.0, staleness=0, examples=1), arrival(0.0, 1.0, 0.0, staleness=2, examples=3)]
     stale = [arrival(1.0, 0.0, 0.0, staleness=0, examples=1), arrival(0.0, 1.0, 0.0, staleness=3, examples=3)]
     assert AdaptiveFallback(threshold=1.0)(fresh) == FedAvgFallback()(fresh) == [0.25, 0.75]
@@ -256,41 +256,42 @@ def test_diagnostics_continue_from_a_saved_state() -> None:
     assert all(torch.equal(save(other.diagnostics.state)[name], kept) for name, kept in state.items())
 
 
-def test_a_witness_is_compared_and_changes_nothing() -> None:
-    def merged(witness: Objective | None) -> tuple[Weights, Mapping[str, Any]]:
+def test_the_in_domain_comparison_does_not_change_the_merge() -> None:
+    def merged(reference: Objective | None) -> tuple[Weights, Mapping[str, Any]]:
         strategy = Played(
             Feddle(
                 Quadratic(1.0, 0.0, 0.0),
                 Atlas(2, 3),
                 PaperSearch(lr=0.1, epochs=1, batch_size=4),
                 FedBuffFallback(),
-                observe=None if witness is None else InDomainComparison(witness, every=1),
+                observe=None if reference is None else InDomainComparison(reference, every=1),
             )
         )
         arrivals = [arrival(1.0, 0.0, 0.0), arrival(0.0, 1.0, 0.0, client=1)]
         return strategy.merge(weights(0.0, 0.0, 0.0), arrivals), strategy.notes
 
     alone, _ = merged(None)
-    # c′ = (½, ½). Ours is drawn to (1, 0): slope (−½, ½). The witness to (0, 1): slope (½, −½). They are opposite.
-    beside, notes = merged(Quadratic(0.0, 1.0, 0.0))
-    assert torch.equal(alone.vector, beside.vector)
+    # c′ = (½, ½). The search's minimum is at (1, 0): slope (−½, ½). The reference's is at (0, 1): slope (½, −½), the
+    # opposite.
+    compared, notes = merged(Quadratic(0.0, 1.0, 0.0))
+    assert torch.equal(alone.vector, compared.vector)
     assert notes["signal_cosine"] == pytest.approx(-1.0)
     assert notes["search_cosine"] == pytest.approx(-1.0)
 
 
 def simulate(**options: Any) -> feddle.Run[Any]:
     torch.manual_seed(0)
-    data = [TensorDataset(*default(30, seed)) for seed in range(4)]
+    data = [TensorDataset(*points_and_labels(30, seed)) for seed in range(4)]
     settings: dict[str, Any] = {"server": data[0], "test": data[1], "per_round": 2, "rounds": 4, "delays": {"sigma": 1}}
     return feddle.simulate(Net(), data, workers=0, evaluation={"every": 2}, **(settings | options))
 
 
-def default(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def points_and_labels(count: int, seed: int) -> tuple[Tensor, Tensor]:
     points = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     return points, points[:, :3].argmax(1)
 
 
-def test_diagnostics_change_nothing_and_are_written() -> None:
+def test_diagnostics_are_written_and_do_not_change_the_run() -> None:
     plain = simulate()
     looked = simulate(diagnostics={"every": 2, "clients": 3})
     assert torch.equal(plain.server.model.vector, looked.server.model.vector)

@@ -1,4 +1,4 @@
-"""Text from a table: which column is text, tokens from the model's own tokenizer, and every mistake."""
+"""Text from a table: which column is text, tokens from the model's own tokenizer, and errors."""
 
 import csv
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ ROWS = [("the sun shines", "good", "a"), ("rain falls", "bad", "a"), ("warm toda
 
 
 def text_model(folder: Path) -> Path:
-    """A BERT of a few numbers with the tokenizer of a few words, saved by transformers."""
+    """A tiny BERT with a tokenizer of a few words, saved by transformers."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
         "hidden_size": 16,
@@ -88,7 +88,7 @@ def test_a_table_with_a_text_column_is_text(tmp_path: Path) -> None:
     assert found.train.owners.tolist() == [0, 0, 1, 1]
 
 
-def test_an_image_column_goes_first_unless_the_text_column_is_named(tmp_path: Path) -> None:
+def test_an_image_column_takes_precedence_unless_the_text_column_is_named(tmp_path: Path) -> None:
     rows = [(f"{i}.png", *row) for i, row in enumerate(ROWS)]
     path = write(tmp_path / "mine.csv", rows, "path,text,label,client")
     with pytest.raises(FeddleError, match=r"no image file .*0\.png"):
@@ -113,7 +113,7 @@ def test_a_line_without_text_is_an_error(tmp_path: Path) -> None:
         opened(write(tmp_path / "mine.csv", [ROWS[0], ("", "bad", "a"), *ROWS[2:]]))
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_one_line(tmp_path: Path) -> None:
     path, model = write(tmp_path / "mine.csv", ROWS * 10), text_model(tmp_path / "model")
     with pytest.raises(FeddleError, match=r"mine.csv holds text, but the model is cnn; set model.name to transformers"):
         build_problem(config_of(path, None))
@@ -140,9 +140,9 @@ def test_the_command_line_runs_a_table_of_text(tmp_path: Path) -> None:
     path, model = write(tmp_path / "mine.csv", ROWS * 10), text_model(tmp_path / "model")
     model_options = ("-o", "model.name=transformers", "-o", f"model.path={model}", "-o", "model.lora={}")
     short = ("-o", "rounds=2", "-o", "workers=0", "-o", "training.epochs=1")
-    said = run_feddle("run", "--data", path, *model_options, *short, "--out", tmp_path / "run")
-    assert said.code == 0, said.text
-    assert "40 texts of 2 classes, 2 clients in the data" in said.text
+    result = run_feddle("run", "--data", path, *model_options, *short, "--out", tmp_path / "run")
+    assert result.code == 0, result.text
+    assert "40 texts of 2 classes, 2 clients in the data" in result.text
     assert (tmp_path / "run" / "result.json").is_file()
 
 
@@ -154,7 +154,7 @@ def test_predictions_for_a_table_of_texts(tmp_path: Path) -> None:
     found = predict(tmp_path / "run", new)
     assert [(each.image, each.class_name) for each in found] == [("the sun shines", "good"), ("rain falls", "bad")]
     bad = write(tmp_path / "bad.csv", [["x"]], header="words")
-    told = run_feddle("predict", tmp_path / "run", bad)
-    assert (told.code, told.out) == (2, "")
-    assert told.err == f"feddle: {bad} has no column text or sentence; it has words; rename the column of the texts\n"
+    result = run_feddle("predict", tmp_path / "run", bad)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"feddle: {bad} has no column text or sentence; it has words; rename the column of the texts\n"
     assert run_feddle("predict", tmp_path / "run", tmp_path).err.startswith(f"feddle: there is no file {tmp_path}; the")

@@ -46,7 +46,7 @@ def honest(job: Job, _: Weights) -> Update:
 # --- attacks
 
 
-def test_scaled_and_flipped_updates_differ_in_nothing_but_delta() -> None:
+def test_scaled_and_flipped_updates_differ_only_in_delta() -> None:
     update = scaled(honest(JOB, START), -2.0)
     assert close(update.delta, -2.0, -4.0, 4.0)
     assert replace(update, delta=START.vector).__dict__ | {"buffers": None} == (
@@ -115,7 +115,7 @@ def test_only_the_attackers_updates_are_poisoned(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sign-flip", "scale", "random", "label-flip"])
-def test_attacks_give_the_same_bits_with_any_number_of_workers_and_are_named(tmp_path: Path, name: str) -> None:
+def test_attacks_are_bit_identical_with_any_number_of_workers_and_are_reported(tmp_path: Path, name: str) -> None:
     attack = {"name": name, "share": 0.3}
     runs = [run_config(tiny(attack=attack, workers=w), tmp_path / str(w), quiet=True) for w in (0, 2)]
     assert torch.equal(runs[0].server.model.vector, runs[1].server.model.vector)
@@ -128,7 +128,7 @@ def test_attacks_give_the_same_bits_with_any_number_of_workers_and_are_named(tmp
     assert "by 30 % of the clients" in setting([read_run(tmp_path / "0")])
 
 
-def test_wrong_labels_at_the_server_are_only_there() -> None:
+def test_wrong_labels_at_the_server_do_not_change_other_labels() -> None:
     def labels(config: Config) -> list[torch.Tensor]:
         federation = build_problem(config)
         assert federation.server is not None
@@ -144,7 +144,7 @@ def test_wrong_labels_at_the_server_are_only_there() -> None:
 
 
 def test_a_refused_update_ends_its_job_in_a_simulation_and_is_counted(tmp_path: Path) -> None:
-    # attackers who send 10⁶ times their update, once 20 honest ones have set the measure
+    # attackers send 10⁶ times their update; they are refused once 20 updates determine the bound
     config = tiny(attack={"name": "scale", "share": 0.1, "factor": 1e6}, rounds=16, method="fedbuff")
     run = run_config(config, tmp_path / "run", quiet=True)
     assert run.result["refused"]["too long"] > 0
@@ -164,10 +164,10 @@ def test_clipping() -> None:
     assert close(clip(torch.zeros(2), 1.0), 0.0, 0.0)
     assert close(clip(torch.tensor([1e30, 0.0]), 2.0), 2.0, 0.0)
     for bad in (float("nan"), float("inf")):
-        assert close(clip(torch.tensor([bad, 1.0]), 1.0), 0.0, 0.0), "nothing longer than the bound comes out"
+        assert close(clip(torch.tensor([bad, 1.0]), 1.0), 0.0, 0.0), "the result is never longer than the bound"
 
 
-def test_noise_is_normal_with_zc_in_each_coordinate() -> None:
+def test_noise_is_normal_with_deviation_zc_in_each_coordinate() -> None:
     delta = torch.zeros(200_000)
     delta[0] = 50.0
     noise = privatise(delta, 2.0, 1.5, torch_generator(0)) - clip(delta, 2.0)
@@ -177,12 +177,12 @@ def test_noise_is_normal_with_zc_in_each_coordinate() -> None:
 
 
 @pytest.mark.parametrize("generator", [None, torch_generator(0)])
-def test_what_is_sent_is_clipped(generator: torch.Generator | None) -> None:
+def test_a_private_update_is_clipped(generator: torch.Generator | None) -> None:
     sent = privatise(torch.tensor([30.0, -40.0]), 1.0, 1e-9, generator)
     assert close(sent, 0.6, -0.8)
 
 
-def test_noise_without_a_generator_is_normal_and_never_the_same() -> None:
+def test_noise_without_a_generator_is_normal_and_never_repeats() -> None:
     one, other = (secret_normal(200_001) for _ in range(2))
     assert one.shape == (200_001,)
     assert not torch.equal(one, other)
@@ -191,7 +191,7 @@ def test_noise_without_a_generator_is_normal_and_never_the_same() -> None:
     assert (one.abs() < 1.0).double().mean().item() == pytest.approx(0.683, abs=0.005)
     assert (one.abs() < 2.0).double().mean().item() == pytest.approx(0.954, abs=0.005)
     halves = torch.corrcoef(torch.stack([one[:100_000], one[100_001:]]))
-    assert abs(halves[0, 1].item()) < 0.02, "the two of a pair do not tell of each other"
+    assert abs(halves[0, 1].item()) < 0.02, "the two numbers of a pair are uncorrelated"
 
 
 def test_a_private_client_sends_a_noisy_update_and_nothing_else_of_its_data() -> None:
@@ -203,7 +203,7 @@ def test_a_private_client_sends_a_noisy_update_and_nothing_else_of_its_data() ->
 
 
 @pytest.mark.parametrize(("updates", "z", "delta"), [(1, 1.0, 1e-5), (7, 1.0, 1e-5), (3, 5.0, 1e-6), (5, 0.1, 1e-5)])
-def test_epsilon_is_the_exact_one_of_composed_gaussians(updates: int, z: float, delta: float) -> None:
+def test_epsilon_is_exact_for_composed_gaussians(updates: int, z: float, delta: float) -> None:
     got = epsilon(updates, z, delta)
 
     # Balle and Wang 2018: δ = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), here with μ = √k/z
@@ -229,7 +229,7 @@ def test_epsilon_of_known_cases() -> None:
 
 
 @pytest.mark.parametrize("method", ["feddle", "fedavg"])
-def test_a_private_run_repeats_and_tells_what_it_spent(tmp_path: Path, method: str) -> None:
+def test_a_private_run_is_reproducible_and_reports_its_epsilon(tmp_path: Path, method: str) -> None:
     privacy = {"clip": 0.5, "noise_multiplier": 2.0, "delta": 1e-6}
     runs = [run_config(tiny(privacy=privacy, method=method, workers=w), tmp_path / str(w), quiet=True) for w in (0, 2)]
     assert torch.equal(runs[0].server.model.vector, runs[1].server.model.vector)
@@ -244,15 +244,15 @@ def test_a_private_run_repeats_and_tells_what_it_spent(tmp_path: Path, method: s
     assert any(remark.startswith("privacy spent: ε = ") for remark in remarks(read_run(tmp_path / "0")))
 
 
-def test_diagnostics_look_at_what_clients_would_send_and_spend_nothing() -> None:
-    def gone(**changes: Any) -> Run[Simulation]:
+def test_diagnostics_measure_what_clients_would_send_and_spend_no_privacy() -> None:
+    def finished(**changes: Any) -> Run[Simulation]:
         run = simulated(tiny(workers=0, **changes), build_problem(tiny()))
         run.go()
         return run
 
     threats: dict[str, Any] = {"attack": {"name": "sign-flip", "share": 0.3}, "privacy": {"noise_multiplier": 10.0}}
     look: dict[str, Any] = {"diagnostics": {"every": 2, "clients": 20}}
-    plain, looked, clean = gone(**threats), gone(**threats, **look), gone(**look)
+    plain, looked, clean = finished(**threats), finished(**threats, **look), finished(**look)
     assert torch.equal(plain.server.model.vector, looked.server.model.vector)
     assert plain.result["privacy"] == looked.result["privacy"]
     assert looked.history[1]["update_cosine"]["max"] < 0.2 < clean.history[1]["update_cosine"]["max"], "it is all noise"

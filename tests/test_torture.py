@@ -1,4 +1,4 @@
-"""`make torture` runs, and finds what it looks for."""
+"""`make torture` runs, and detects faults."""
 
 import pickle
 import re
@@ -23,11 +23,11 @@ def test_a_short_torture_finds_nothing() -> None:
     done = run_process(sys.executable, Path(torture.__file__), "--minutes", "0", "--seed", "3")
     assert done.code == 0, done.text
     last = done.out.splitlines()[-1]
-    said = r"seed 3, .*: 1 runs killed \d+ times, all bit-identical; 8 malformed inputs, 400 hostile .*; no fault"
-    assert re.fullmatch(said, last), last
+    expected = r"seed 3, .*: 1 runs killed \d+ times, all bit-identical; 8 malformed inputs, 400 hostile .*; no fault"
+    assert re.fullmatch(expected, last), last
 
 
-def test_a_fault_is_told_with_the_command_that_repeats_it(
+def test_a_fault_is_reported_with_the_command_that_repeats_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def accepts_all(*_: Any) -> Any:
@@ -38,11 +38,11 @@ def test_a_fault_is_told_with_the_command_that_repeats_it(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     number = torture.TRIALS.index(torture.hostile_updates)
     assert torture.main(["--seed", "5", "--trial", str(number)]) == 1
-    said = capsys.readouterr().out
-    assert f"FAULT in trial {number}: hostile_updates: the state has changed" in said
-    assert f"--seed 5 --trial {number}\n" in said
-    assert said.endswith("; 1 faults\n")
-    folder = Path(next(re.finditer(r"  see (.*)", said))[1])
+    output = capsys.readouterr().out
+    assert f"FAULT in trial {number}: hostile_updates: the state has changed" in output
+    assert f"--seed 5 --trial {number}\n" in output
+    assert output.endswith("; 1 faults\n")
+    folder = Path(next(re.finditer(r"  see (.*)", output))[1])
     assert "the state has changed" in (folder / "error").read_text()
 
 
@@ -55,12 +55,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_what_is_a_fault(what: str, tmp_path: Path) -> None:
-    assert (fault(BAD[what], tmp_path) or "").startswith(what)
+@pytest.mark.parametrize("reason", BAD)
+def test_results_that_are_faults(reason: str, tmp_path: Path) -> None:
+    assert (fault(BAD[reason], tmp_path) or "").startswith(reason)
 
 
-def test_what_is_no_fault(tmp_path: Path) -> None:
+def test_results_that_are_no_faults(tmp_path: Path) -> None:
     assert fault(Said(0, "done\n", ""), tmp_path) is None
     assert fault(Said(2, "", "feddle: expected this\n"), tmp_path) is None
 
@@ -71,9 +71,9 @@ def harmed(tmp_path: Path) -> Iterator[Path]:
     assert fault(Said(0, "", ""), tmp_path) == "what an input contains was run"
 
 
-def test_a_pickle_that_is_loaded_is_seen(harmed: Path) -> None:
+def test_a_pickle_that_is_loaded_is_detected(harmed: Path) -> None:
     pickle.loads(pickle.dumps(Payload(harmed / CANARY)))  # noqa: S301
 
 
-def test_a_tag_that_is_obeyed_is_seen(harmed: Path) -> None:
+def test_a_yaml_tag_that_is_executed_is_detected(harmed: Path) -> None:
     yaml.unsafe_load(yaml_payload(harmed))

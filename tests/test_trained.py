@@ -1,4 +1,4 @@
-"""Your own data in Python, inputs of several tensors, and what is done with a model after training."""
+"""Custom data in Python, inputs of several tensors, and use of a trained model."""
 
 import csv
 import io
@@ -79,13 +79,13 @@ def test_predictions_for_an_image_a_folder_a_table_and_an_archive(trained: Path,
     assert all(row["class"] == list(SHADES)[int(Path(row["image"]).stem) % 2] for row in rows)
 
 
-def test_what_cannot_be_predicted_is_one_line(trained: Path, tmp_path: Path) -> None:
+def test_invalid_inputs_of_predict_are_reported_in_one_line(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").touch()
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     np.savez(tmp_path / "bad.npz", other=np.zeros(3))
     (tmp_path / "run").mkdir()
-    for words, said in (
+    for arguments, message in (
         ((trained, tmp_path / "none.png"), "there is no file or folder"),
         ((trained, tmp_path / "empty"), "holds no images"),
         ((trained, tmp_path / "notes.txt"), "expected an image, a folder, a .csv or an .npz file"),
@@ -93,21 +93,21 @@ def test_what_cannot_be_predicted_is_one_line(trained: Path, tmp_path: Path) -> 
         ((trained, tmp_path / "bad.npz"), "has no array images"),
         ((tmp_path / "run", tmp_path), "there is no model"),
     ):
-        told = run_feddle("predict", *words)
-        assert (told.code, told.out, told.err.count("\n")) == (2, "", 1), told.text
-        assert said in told.err
+        result = run_feddle("predict", *arguments)
+        assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result.text
+        assert message in result.err
 
 
 def test_a_run_of_local_has_no_model_to_predict_with(shades: Path, tmp_path: Path) -> None:
     data = {"name": "csv", "path": str(shades / "table.csv"), "image_size": 28, "channels": 1}
     config = tiny(workers=0, data=data, clients={"count": 4, "per_round": 4}, rounds=1, method="local")
     run_config(config, tmp_path / "run", quiet=True)
-    told = run_feddle("predict", tmp_path / "run", shades)
-    assert (told.code, told.out, told.err.count("\n")) == (2, "", 1), told.text
-    assert "local trains one model per client and saves none; name a run of another method" in told.err
+    result = run_feddle("predict", tmp_path / "run", shades)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1), result.text
+    assert "local trains one model per client and saves none; name a run of another method" in result.err
 
 
-def test_open_data_gives_what_simulate_takes(shades: Path, tmp_path: Path) -> None:
+def test_open_data_returns_the_arguments_of_simulate(shades: Path, tmp_path: Path) -> None:
     data = open_data(shades / "table.csv", image_size=16, channels=1, test_share=0.25)
     assert (len(data.clients), data.classes) == (4, ("dark", "light"))
     assert data.server is not None
@@ -143,7 +143,7 @@ def test_open_data_gives_what_simulate_takes(shades: Path, tmp_path: Path) -> No
     assert len(open_data(shades / "table.csv", clients=2).clients) == 2
 
 
-def test_a_model_file_that_is_damaged_or_old(trained: Path, tmp_path: Path) -> None:
+def test_a_damaged_or_old_model_file_is_an_error(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
     save_file(load_file(trained / "model.safetensors"), tmp_path / "model.safetensors")
     with pytest.raises(FeddleError, match="has no class names"):
@@ -167,7 +167,7 @@ class Sum(nn.Module):
         return self.weight * (left - 2 * right)
 
 
-def test_a_tuple_is_the_arguments_and_a_dict_the_keywords() -> None:
+def test_a_tuple_is_positional_arguments_and_a_dict_keyword_arguments() -> None:
     left, right = (
         torch.tensor([5.0]),
         torch.tensor([1.0]),

@@ -40,7 +40,7 @@ def logged(path: Path, job: Job) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_results_come_back_whole_in_any_order(workers: int) -> None:
+def test_results_are_complete_in_any_order(workers: int) -> None:
     jobs = [Job(client, 0, 0) for client in range(7)]
     with pool(double, workers) as trainer:
         for i, job in enumerate(jobs):
@@ -63,7 +63,7 @@ def test_jobs_may_be_submitted_before_there_are_workers() -> None:
         assert torch.equal(trainer.result(Job(1, 0, 0)).delta, double(Job(1, 0, 0), START).delta)
 
 
-def test_workers_stand_behind_the_server() -> None:
+def test_workers_have_a_lower_priority_than_the_server() -> None:
     def work(job: Job, start: Weights) -> Update:
         return Update(job, start.vector, start.buffers, os.getpriority(os.PRIO_PROCESS, 0) + 100, {}, "layout")
 
@@ -88,11 +88,11 @@ def test_jobs_are_trained_in_order_of_arrival_time(tmp_path: Path) -> None:
             trainer.submit(Job(client, 0, 0), START, due)
         gate.touch()
         wait_until(lambda: len(log.read_text().split()) == 5, "five jobs", log)
-    # client 0 was taken at once, being the only one; then by time, ties in order of dispatch
+    # client 0 was the only job at first; the others are ordered by time, ties in order of dispatch
     assert log.read_text().split() == ["0", "2", "4", "1", "3"]
 
 
-def test_what_is_due_after_the_end_is_not_trained(tmp_path: Path) -> None:
+def test_jobs_due_after_the_last_round_are_not_trained(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def work(job: Job, start: Weights) -> Update:
@@ -107,7 +107,7 @@ def test_what_is_due_after_the_end_is_not_trained(tmp_path: Path) -> None:
     assert log.read_text().split() == ["1"]
 
 
-def test_finished_updates_that_wait_are_bounded(tmp_path: Path) -> None:
+def test_the_number_of_waiting_updates_is_bounded(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def work(job: Job, start: Weights) -> Update:
@@ -120,12 +120,12 @@ def test_finished_updates_that_wait_are_bounded(tmp_path: Path) -> None:
         wait_until(lambda: log.exists() and len(log.read_text().split()) >= 2, "two jobs", log)
         time.sleep(0.3)
         assert len(log.read_text().split()) == 2
-        # one that is wanted is trained all the same
+        # an update that is requested is trained anyway
         for client in range(6):
             assert trainer.result(Job(client, 0, 0)).job.client == client
 
 
-def test_a_worker_that_is_killed_is_replaced_and_its_job_done_again(tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced_and_its_job_is_repeated(tmp_path: Path) -> None:
     died = tmp_path / "died"
 
     def work(job: Job, start: Weights) -> Update:
@@ -147,7 +147,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_job_done_again(tmp_path: Pa
     assert died.exists()
 
 
-def test_every_idle_worker_killed() -> None:
+def test_idle_workers_that_are_killed_are_replaced() -> None:
     with pool(double) as trainer:
         trainer.submit(Job(0, 0, 0), START, due=0)
         trainer.result(Job(0, 0, 0))
@@ -158,7 +158,7 @@ def test_every_idle_worker_killed() -> None:
         assert torch.equal(trainer.result(Job(1, 0, 0)).delta, double(Job(1, 0, 0), START).delta)
 
 
-def test_jobs_that_fail_while_no_room_is_left_are_still_done(tmp_path: Path) -> None:
+def test_jobs_that_fail_while_no_room_is_left_are_repeated(tmp_path: Path) -> None:
     def work(job: Job, start: Weights) -> Update:
         failed = tmp_path / str(job.client)
         if job.client and not failed.exists():
@@ -174,7 +174,7 @@ def test_jobs_that_fail_while_no_room_is_left_are_still_done(tmp_path: Path) -> 
             assert trainer.result(Job(client, 0, 0)).job.client == client
 
 
-def test_a_failure_of_a_thread_is_told_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_a_thread_is_raised_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise MemoryError("no room")
 
@@ -187,7 +187,7 @@ def test_a_failure_of_a_thread_is_told_not_waited_for(monkeypatch: pytest.Monkey
             trainer.result(Job(1, 0, 0))
 
 
-def test_workers_that_die_before_they_begin_are_not_replaced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_die_before_they_begin_are_not_replaced_forever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feddle.runtimes.workers._serve", lambda *_: os._exit(1))
     with pool(double, workers=1) as trainer:
         trainer.submit(Job(1, 0, 0), START, due=0)
@@ -214,7 +214,7 @@ def test_a_job_that_fails_twice_ends_the_run_with_client_and_cause(tmp_path: Pat
     assert log.read_text().split() == ["42", "42"]
 
 
-def test_a_mistake_of_the_users_is_told_at_once(tmp_path: Path) -> None:
+def test_a_user_error_is_reported_at_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def diverges(job: Job, _: Weights) -> Update:
@@ -248,7 +248,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def gone(stat: Path) -> bool:
-    """Ended; a zombie that nobody has waited for yet counts."""
+    """Whether a process has ended. A zombie counts as ended."""
     return not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
@@ -284,5 +284,5 @@ def test_batchnorm_without_momentum_depends_on_the_job_alone() -> None:
         feddle.simulate(model, clients, test=data, method="fedavg", workers=workers, **plan)
         return model.state_dict()
 
-    alone, helped = trained(0), trained(2)
-    assert all(torch.equal(tensor, helped[name]) for name, tensor in alone.items())
+    alone, with_workers = trained(0), trained(2)
+    assert all(torch.equal(tensor, with_workers[name]) for name, tensor in alone.items())

@@ -45,7 +45,7 @@ class AdamTrainer(SGDSerialClientTrainer):
 
 
 class Server(SyncServerHandler):
-    """FedLab's synchronous FedAvg, told whom to sample."""
+    """FedLab's synchronous FedAvg with a fixed schedule of clients."""
 
     schedule: list[list[int]]
 
@@ -58,7 +58,7 @@ class Pipeline(StandalonePipeline):
     """The standalone loop without an evaluation each round."""
 
     def evaluate(self) -> None:
-        """Nothing: accuracy is measured once, at the end."""
+        """Do nothing: accuracy is measured once, at the end."""
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ ACTORS = 2
 
 
 class Scheduled(FedAvg):
-    """Flower's FedAvg, told which nodes to sample; no evaluation on clients."""
+    """Flower's FedAvg with a fixed schedule of nodes and without evaluation on clients."""
 
     def __init__(self, schedule: list[list[int]]) -> None:
         super().__init__(fraction_evaluate=0.0)
@@ -36,7 +36,7 @@ class Scheduled(FedAvg):
 
 
 def client_app(folder: str) -> ClientApp:
-    """What a client does: say who it is, and train."""
+    """A client, which reports its number and trains."""
     app = ClientApp()
 
     @app.query()
@@ -61,7 +61,7 @@ def client_app(folder: str) -> ClientApp:
 
 
 def server_app(folder: str, out: str) -> ServerApp:
-    """The rounds, once Ray is up and its actors hold the data."""
+    """The server, which runs the rounds after Ray has started and its actors have loaded the data."""
     app = ServerApp()
 
     @app.main()
@@ -81,12 +81,12 @@ def server_app(folder: str, out: str) -> ServerApp:
 
 
 def _nodes(grid: Grid, workload: Workload) -> dict[int, int]:
-    """The node of each client, asked of the nodes themselves; the actors load the data meanwhile."""
+    """The node of each client, from a query to all nodes. During the query, the actors load the data."""
     while len(nodes := list(grid.get_node_ids())) < len(workload.clients):
         time.sleep(0.1)
     empty = RecordDict({"config": ConfigRecord()})
-    asked = [Message(content=empty, message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
-    replies = grid.send_and_receive(asked, timeout=300)
+    queries = [Message(content=empty, message_type=MessageType.QUERY, dst_node_id=node) for node in nodes]
+    replies = grid.send_and_receive(queries, timeout=300)
     return {int(reply.content["who"]["client"]): reply.metadata.src_node_id for reply in replies}
 
 

@@ -1,4 +1,4 @@
-"""What this machine and the workload's arithmetic amount to: `machine.py FOLDER OUT SECONDS`.
+"""The arithmetic rate of this machine, and the FLOPs of the workload: `machine.py FOLDER OUT SECONDS`.
 
 FLOPs are counted by torch.utils.flop_counter: convolutions and matrix products only, a multiply-add is two.
 """
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def workload_flops(workload: Workload) -> int:
-    """Forward and backward over every batch of every job."""
+    """FLOPs of forward and backward over every batch of every job."""
     size = workload.clients.shape[1]
     batches = [min(BATCH, size - first) for first in range(0, size, BATCH)]
     flops = {length: batch_flops(workload, length) for length in set(batches)}
@@ -35,7 +35,7 @@ def workload_flops(workload: Workload) -> int:
 
 
 def batch_flops(workload: Workload, length: int) -> int:
-    """Forward and backward over one batch."""
+    """FLOPs of forward and backward over one batch."""
     images, labels = workload.client(0)
     model = workload.model()
     with FlopCounterMode(display=False) as counter:
@@ -44,7 +44,7 @@ def batch_flops(workload: Workload, length: int) -> int:
 
 
 def sgemm_rate(seconds: float) -> float:
-    """FLOPs a second of one-thread processes, one a core, that multiply 1024×1024 matrices at the same time."""
+    """FLOPs per second of one-thread processes, one per core, that multiply 1024×1024 matrices at the same time."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(CORES)
     queue = context.SimpleQueue()

@@ -22,7 +22,7 @@ def main() -> None:
     config = workload_config(workload.rounds, workers)
     run = simulated(config, dataclasses.replace(build_problem(config, quiet=True), test=None))
     trained: list[int] = []
-    _note_clients(run.server, trained)
+    _record_clients(run.server, trained)
     _check_start(run, workload)
     with Clock() as clock:
         run.go()
@@ -32,8 +32,8 @@ def main() -> None:
     write_result(out, clock, workload.accuracy(run.problem.model), threads=workers, note=note)
 
 
-def _note_clients(server: Server, clients: list[int]) -> None:
-    """Note the client of each job as it is dispatched."""
+def _record_clients(server: Server, clients: list[int]) -> None:
+    """Record the client of each job when it is dispatched."""
     dispatch = server.dispatch
 
     def noted(client: int) -> Job:

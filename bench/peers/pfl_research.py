@@ -1,6 +1,6 @@
 """Apple's pfl-research: `pfl_research.py FOLDER OUT`.
 
-Two processes, as its guide to distributed simulations has it: this script starts itself once for each rank.
+Two processes, as in its guide to distributed simulations: this script starts itself once for each rank.
 """
 
 import json
@@ -20,19 +20,19 @@ RANK = "PFL_WORKER_RANK"
 
 
 class LossCNN(CNN):
-    """The network with the two methods that pfl asks for."""
+    """The network with the two methods that pfl requires."""
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """The training loss of a batch."""
         return F.cross_entropy(self(images), labels)
 
     def metrics(self, images: Tensor, labels: Tensor) -> dict[str, object]:  # noqa: ARG002
-        """Nothing: pfl would measure the clients before and after the first round's training."""
+        """Return nothing; otherwise pfl measures the clients before and after the first round's training."""
         return {}
 
 
 def main() -> None:
-    """Be a rank if the environment says so, else start the ranks and join what they report."""
+    """Train as a rank if the environment names one. Otherwise start the ranks and join their results."""
     folder, out = sys.argv[1], sys.argv[2]
     if RANK in os.environ:
         _train(folder, f"{out}.{os.environ[RANK]}")
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _free_ports() -> list[int]:
-    """Ports on the loopback that nobody listens on."""
+    """Free ports on the loopback."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(RANKS)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
@@ -60,7 +60,7 @@ def _free_ports() -> list[int]:
 
 
 def _join(out: str) -> None:
-    """One result of the ranks': the longest time, the processor time of all."""
+    """Join the results of the ranks: the longest time, and the processor time of all."""
     results = [json.loads(Path(f"{out}.{rank}").read_text(encoding="utf-8")) for rank in range(RANKS)]
     joined = {
         **results[0],

@@ -5,7 +5,7 @@ from feddle.run.plan import Config
 
 
 def workload_config(rounds: int, workers: int) -> Config:
-    """Synchronous FedAvg, 500 clients of 120 images, 10 a round, one local epoch; all test images measure accuracy."""
+    """Synchronous FedAvg, 500 clients of 120 images, 10 per round, one local epoch; accuracy is on all test images."""
     return parse_config(
         {
             "rounds": rounds,

@@ -21,7 +21,7 @@ ADAM = "torch.optim.Adam with its defaults"
 
 
 class CNN(nn.Module):
-    """feddle's network of the same weights, in plain torch, as a user of a peer has it; feddle runs its own."""
+    """feddle's network with the same weights, in plain torch, for the peers. feddle runs its own implementation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Workload:
 
     @torch.no_grad()
     def accuracy(self, model: nn.Module) -> float:
-        """The share of the test images that the model gets right."""
+        """The share of the test images that the model classifies correctly."""
         model.eval()
         correct = 0
         for images, labels in zip(self.test_images.split(250), self.test_labels.split(250), strict=True):
@@ -82,7 +82,7 @@ class Workload:
 
 @cache
 def load(folder: str) -> Workload:
-    """The workload in a folder, read once a process."""
+    """The workload in a folder, read once per process."""
     return Workload(
         **load_file(Path(folder) / "data.safetensors"), weights=load_file(Path(folder) / "model.safetensors")
     )
@@ -110,7 +110,7 @@ def train(model: nn.Module, images: Tensor, labels: Tensor) -> None:
 
 
 class Clock:
-    """Wall time, and processor time of this process and everything below it, over a `with` block."""
+    """Wall time, and processor time of this process and its descendants, during a `with` block."""
 
     seconds = 0.0
     cpu_seconds = 0.0
@@ -152,6 +152,6 @@ def _below(pid: int, root: int, parents: dict[int, int]) -> bool:
 
 
 def write_result(out: str, clock: Clock, accuracy: float, *, threads: int, note: str) -> None:
-    """Write what a peer has to say; `threads` counts the torch threads of all its processes."""
+    """Write a peer's result; `threads` counts the torch threads of all its processes."""
     result = {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "accuracy": accuracy}
     Path(out).write_text(json.dumps({**result, "threads": threads, "note": note}), encoding="utf-8")

@@ -86,14 +86,14 @@ def hide(folder: Path) -> tuple[str, ...]:
     return "unshare", "--mount", "--map-root-user", "sh", "-c", mount, "sh", str(folder)
 
 
-def _start(stack: ExitStack, said: Path, *command: str) -> RunningNode:
-    with said.open("wb") as file:
+def _start(stack: ExitStack, log: Path, *command: str) -> RunningNode:
+    with log.open("wb") as file:
         process = subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, stdout=file, stderr=file)
     node = RunningNode(process)
     stack.callback(node.kill)
     started = b"Ray runtime started"
-    wait_until(lambda: started in said.read_bytes() or process.poll() is not None, "a node", said, said=said.read_text)
-    assert process.poll() is None, said.read_text()
+    wait_until(lambda: started in log.read_bytes() or process.poll() is not None, "a node", log, details=log.read_text)
+    assert process.poll() is None, log.read_text()
     return node
 
 

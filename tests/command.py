@@ -23,7 +23,7 @@ PYTHON = (sys.executable, "-c")
 
 
 @dataclass(frozen=True)
-class Said:
+class Completed:
     """The exit code and the output of a command."""
 
     code: int
@@ -36,7 +36,7 @@ class Said:
         return self.out + self.err
 
 
-def run_feddle(*words: str | Path) -> Said:
+def run_feddle(*words: str | Path) -> Completed:
     """Run `feddle WORDS` in this process."""
     code = 0
     with (
@@ -48,7 +48,7 @@ def run_feddle(*words: str | Path) -> Said:
             main()
         except SystemExit as stop:
             code = int(stop.code or 0)
-        return Said(code, out(), err())
+        return Completed(code, out(), err())
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def _main(words: Sequence[str], *, fresh: bool) -> int:
     return 0
 
 
-def run_process(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Said:
+def run_process(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Completed:
     """Run a command, such as `*FEDDLE, "run"` or `*PYTHON, code`, in a process of its own; `env` is added to ours."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
@@ -132,7 +132,7 @@ def run_process(*command: str | Path, cwd: Path | None = None, env: Mapping[str,
                 command, cwd=cwd, env={**os.environ, **(env or {})}, stdout=stdout, stderr=stderr
             )
         wait_for_end(process, out, err)
-        return Said(process.returncode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
+        return Completed(process.returncode, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8"))
 
 
 def wait_for_end(process: "subprocess.Popen[Any]", *outputs: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 from PIL import Image
 
-from command import Said
+from command import Completed
 from killing import SMALL
 from test_fuzz import SCALARS, TOKENS, TREE, Random, bend, break_text, malformed
 
@@ -71,15 +71,15 @@ class Payload:
         return os.mkdir, (str(self.canary),)
 
 
-def fault(said: Said, folder: Path) -> str | None:
+def fault(done: Completed, folder: Path) -> str | None:
     """What is wrong with the end of a command, or None."""
     if (folder / CANARY).exists():
         return "what an input contains was run"
-    if "Traceback" in said.text:
-        return f"a traceback, and exit code {said.code}"
-    if said.code == 2 and (said.err.count("\n") != 1 or not said.err.startswith("feddle: ")):
-        return f"exit code 2 with {said.err.count(chr(10))} lines"
-    return None if said.code in (0, 2) else f"exit code {said.code}"
+    if "Traceback" in done.text:
+        return f"a traceback, and exit code {done.code}"
+    if done.code == 2 and (done.err.count("\n") != 1 or not done.err.startswith("feddle: ")):
+        return f"exit code 2 with {done.err.count(chr(10))} lines"
+    return None if done.code in (0, 2) else f"exit code {done.code}"
 
 
 def yaml_payload(folder: Path) -> bytes:

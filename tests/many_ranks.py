@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from command import Said, fork_feddle
+from command import Completed, fork_feddle
 from feddle.core.ranks import Ranks
 from killing import ended_within
 from waiting import wait_until
@@ -75,14 +75,14 @@ def _prepare(own: dict[str, str]) -> None:
     sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
-def said_by(folder: Path, children: Sequence[int]) -> list[Said]:
+def results_of(folder: Path, children: Sequence[int]) -> list[Completed]:
     """Wait until all ranks have ended; the exit code and the output of each."""
     wait_until(lambda: all(ended_within(0, child) for child in children), "the end of the ranks", folder)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     texts = [
         [(folder / f"rank-{rank}" / name).read_text() for name in ("stdout", "stderr")] for rank in range(len(codes))
     ]
-    return [Said(code, *text) for code, text in zip(codes, texts, strict=True)]
+    return [Completed(code, *text) for code, text in zip(codes, texts, strict=True)]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 
-from command import PYTHON, Said, run_process
+from command import PYTHON, Completed, run_process
 from feddle.core.errors import FeddleError
 from feddle.data import datasets
 from feddle.data.datasets import Contents, FetchedData
@@ -499,7 +499,7 @@ def test_quiet_prints_nothing(tmp_path: Path, site: Site) -> None:
     # In a separate process, because a library may have kept the stderr from when it was imported.
     job = (site.address, tuple(site.files), str(tmp_path))
     code = f"import test_datasets as t; t.fetch_in_a_process(*{job!r})"
-    assert run_process(*PYTHON, code, env=with_tests()) == Said(0, "", "")
+    assert run_process(*PYTHON, code, env=with_tests()) == Completed(0, "", "")
     assert left_behind(tmp_path) == {"tiny.safetensors"}
 
 

@@ -1185,7 +1185,7 @@ def wait_for(true: Callable[[], Any], federation: LocalFederation, what: str) ->
     def logs() -> dict[str, str]:
         return {name: log_of(federation, name)[-1500:] for name in federation.processes}
 
-    wait_until(true, what, federation.logs, said=logs)
+    wait_until(true, what, federation.logs, details=logs)
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from command import Said, run_feddle
+from command import Completed, run_feddle
 from feddle.core.errors import FeddleError
 from feddle.flower.run import check_no_simulation
 from feddle.grids.cells import Task, is_done, run_task
@@ -38,7 +38,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def command(name: str, file: Path, out: Path) -> Said:
+def command(name: str, file: Path, out: Path) -> Completed:
     return run_feddle(*(str(file) if word == "FILE" else word for word in COMMANDS[name]), "--out", out)
 
 
@@ -98,7 +98,7 @@ def test_the_files_of_a_user_are_never_replaced(name: str, file_name: str, tmp_p
     path.write_text("mine")
     refused = command(name, file, tmp_path / "out")
     first = file_name.partition("/")[0]
-    assert refused == Said(
+    assert refused == Completed(
         2, "", f"feddle: {tmp_path / 'out'} is not empty (it holds {first}); name a new or empty folder with --out\n"
     )
     assert content(tmp_path / "out") == {file_name: b"mine"}
@@ -175,7 +175,7 @@ def test_a_run_killed_while_finishing_is_completed_by_resume(tmp_path: Path) -> 
         "result.json",
     ]
     assert content(out)["result.json"] == before
-    assert run_feddle("resume", out) == Said(0, f"{out} is finished; there is nothing to resume\n", "")
+    assert run_feddle("resume", out) == Completed(0, f"{out} is finished; there is nothing to resume\n", "")
 
 
 def test_a_cell_killed_while_finishing_is_completed(tmp_path: Path) -> None:

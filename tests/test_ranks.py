@@ -29,7 +29,7 @@ from feddle.run.folder import RunFolder, resume_run, run_config
 from feddle.training.ranked import Member, ShardedRows, SharedObjective, follow
 from feddle.training.search import AnnealedSearch, LbfgsSearch, PaperSearch, SearchTask, SgdSearch
 from killing import METHODS, kept, small
-from many_ranks import environment, feddle_ranks, free_port, in_ranks, said_by
+from many_ranks import environment, feddle_ranks, free_port, in_ranks, results_of
 from needs import linux
 from test_resume import CutError, cut_after, stop_at
 from three_numbers import Targets, weights
@@ -161,7 +161,7 @@ def test_two_ranks_run_every_kind_of_search(tmp_path: Path, method: str) -> None
     file, out = config_file(tmp_path, method, rounds=4), tmp_path / "run"
     arguments = ("run", file, "-q", "--out", out)
     with feddle_ranks(tmp_path, arguments, arguments) as children:
-        first, second = said_by(tmp_path, children)
+        first, second = results_of(tmp_path, children)
     assert (first.code, first.err) == (0, "")
     assert "Report: " in first.out
     assert (second.code, second.text) == (0, "")
@@ -181,7 +181,7 @@ def test_a_run_continues_with_any_number_of_ranks(tmp_path: Path) -> None:
             if count == 3:
                 wait_until(lambda: RunFolder(out).saved_rounds() == 6, "the next checkpoint", out)
                 os.kill(children[0], signal.SIGKILL)
-            codes = [result.code for result in said_by(tmp_path, children)]
+            codes = [result.code for result in results_of(tmp_path, children)]
         assert codes == ([-9, 2, 2] if count == 3 else [0, 0])
     assert close(out, tmp_path / "whole")
 
@@ -195,7 +195,7 @@ def test_a_run_stops_if_a_rank_dies_and_can_be_resumed(tmp_path: Path, who: str)
             os.kill(children[0], signal.SIGTERM)
         else:
             os.kill(children[2], signal.SIGKILL)
-        first, second, third = said_by(tmp_path, children)
+        first, second, third = results_of(tmp_path, children)
     assert (first.code, first.out, first.err.count("\n")) == (2, "", 1), first.text
     assert "rank" in first.err
     assert first.err.endswith(f"to continue once that is fixed: feddle resume {out}\n")
@@ -211,7 +211,7 @@ def test_a_run_stops_if_a_rank_dies_and_can_be_resumed(tmp_path: Path, who: str)
 def refused(folder: Path, *commands: Sequence[str | Path]) -> str:
     """Return the error line of rank 0; the other ranks print nothing."""
     with feddle_ranks(folder, *commands) as children:
-        first, *others = said_by(folder, children)
+        first, *others = results_of(folder, children)
     assert (first.code, first.out, first.err.count("\n")) == (2, "", 1), first.text
     assert [(other.code, other.text) for other in others] == [(2, "")] * len(others)
     assert not (folder / "run").exists()
@@ -306,7 +306,7 @@ def test_a_rank_lost_under_torchrun_is_reported_in_one_line(tmp_path: Path, kill
     with output.open("wb") as stream:
         process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, **ALONE}, stdout=stream, stderr=stream)
     try:
-        wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out, said=output.read_text)
+        wait_until((out / "checkpoint" / MANIFEST).exists, "a checkpoint", out, details=output.read_text)
         of_rank = [pid for pid in cpu_times(os.getpid()) if f"\0RANK={killed}\0" in environment_of(pid)]
         os.kill(of_rank[0], signal.SIGKILL)
     finally:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
 
 import needs
-from command import Said, run_feddle, run_process
+from command import Completed, run_feddle, run_process
 from feddle.core.errors import FeddleError
 from feddle.core.messages import Job
 from feddle.data.datasets import named
@@ -63,7 +65,7 @@ class Silent:
     def end(self, task: Task, ended: Ended) -> None: ...
 
 
-def reproduce(out: Path, *arguments: str, **overrides: Any) -> Said:
+def reproduce(out: Path, *arguments: str, **overrides: Any) -> Completed:
     """Two methods of one setting, on digits."""
     small = [f"-o{key}={value}" for key, value in {**SMALL, **overrides}.items()]
     only = ["--cells", "fashion-mnist/dir0.1/sigma20", "--methods", "feddle-id,fedbuff"]
@@ -622,7 +624,7 @@ def test_a_browser_shows_a_grid_without_an_error_and_without_the_network(tmp_pat
     assert "CONSOLE" in in_browser(fetching, tmp_path / "other").err  # a request is reported there
 
 
-def in_browser(html: str, folder: Path) -> Said:
+def in_browser(html: str, folder: Path) -> Completed:
     """Open a page in a browser that cannot resolve host names; its console messages are in stderr."""
     folder.mkdir()
     page = folder / "report.html"
@@ -641,9 +643,12 @@ def in_browser(html: str, folder: Path) -> Said:
 
 def test_a_run_is_logged_to_tensorboard(tmp_path: Path) -> None:
     run_task(Task("a", tmp_path / "a", tiny(workers=0), track=("tensorboard",)), lambda _: None)
-    files = list((tmp_path / "a" / "tensorboard").iterdir())
-    assert len(files) == 1
-    assert b"accuracy" in files[0].read_bytes()
+    events = EventAccumulator(str(tmp_path / "a" / "tensorboard")).Reload()
+    for name in ("accuracy", "arrivals"):
+        lines = [line for line in read_run(tmp_path / "a").history if name in line and line["round"]]
+        assert lines, name
+        logged = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(name)]
+        assert logged == [(line["round"], pytest.approx(line[name])) for line in lines]
     assert numbers({"round": 1, "a": {"mean": 2.0}, "b": [1], "c": None, "d": True}) == {"a.mean": 2.0}
 
 

@@ -20,7 +20,7 @@ import yaml
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from command import FEDDLE, Said, run_feddle
+from command import FEDDLE, Completed, run_feddle
 from feddle.core.durable import write_whole
 from feddle.core.errors import FeddleError
 from feddle.core.state import load, without_prefix
@@ -483,7 +483,7 @@ def test_the_commands_of_a_stopped_run(stopped: Path, whole: Whole) -> None:
     resumed = run_feddle("resume", stopped, "--quiet")
     assert (resumed.code, resumed.err) == (0, "")
     assert "Report: " in resumed.out
-    assert run_feddle("resume", stopped) == Said(0, f"{stopped} is finished; there is nothing to resume\n", "")
+    assert run_feddle("resume", stopped) == Completed(0, f"{stopped} is finished; there is nothing to resume\n", "")
     (stopped / "report.html").unlink()
     assert kept(stopped) == whole("feddle")
 
@@ -536,7 +536,7 @@ def test_a_full_disk_then_a_read_only_one(small_disk: Path, tmp_path: Path) -> N
     file.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     remedy = f"to continue once that is fixed: feddle resume {out}"
     expected = f"feddle: cannot write to {out}: No space left on device; {remedy}\n"
-    assert run_feddle("run", file, "-q", "--out", out) == Said(2, "", expected)
+    assert run_feddle("run", file, "-q", "--out", out) == Completed(2, "", expected)
     rounds = RunFolder(out).saved_rounds()
     assert 0 < rounds < 12
     assert not list(out.rglob("*.partial"))
@@ -617,7 +617,7 @@ def test_a_stopped_comparison_is_finished_by_one_command(tmp_path: Path, monkeyp
     with monkeypatch.context() as stopping:
         stopping.setattr(RunDisplay, "show", show)
         expected = f"feddle: interrupted; the rounds so far are in {out}; to continue: feddle resume {out}\n"
-        assert run_feddle(*arguments, out) == Said(130, "", expected)
+        assert run_feddle(*arguments, out) == Completed(130, "", expected)
         assert not (out / "fedasync").exists()
         assert not (out / "report.html").exists()
         resumed = run_feddle("resume", out, "-q")

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import feddle
-from command import Said, run_feddle
+from command import Completed, run_feddle
 from feddle.core import streamed
 from feddle.core.atlas import Atlas, FloatRows
 from feddle.core.blocks import Blocks, Segment
@@ -282,7 +282,7 @@ def test_a_full_disk_is_reported_in_one_line_and_the_run_can_continue(
         patched.setattr(streamed, "write_vector", until_full)
         result = run_feddle("run", file, "-q", "--out", out)
     location = f"{out}/checkpoint/anchors: No space left on device; free some space"
-    assert result == Said(
+    assert result == Completed(
         2,
         "",
         f"feddle: cannot write an anchor (7 anchors take 3.54e-05 GB) to {location}; to continue once that is fixed: "

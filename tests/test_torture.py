@@ -12,7 +12,7 @@ import yaml
 
 import needs
 import torture
-from command import Said, run_process
+from command import Completed, run_process
 from malformed import CANARY, Payload, fault, yaml_payload
 from waiting import patient
 
@@ -47,11 +47,11 @@ def test_a_fault_is_reported_with_the_command_that_repeats_it(
 
 
 BAD = {
-    "a traceback": Said(1, "", "Traceback (most recent call last):\n"),
-    "exit code 1": Said(1, "", ""),
-    "exit code 2 with 2 lines": Said(2, "", "feddle: one\ntwo\n"),
-    "exit code 2 with 0 lines": Said(2, "", ""),
-    "exit code -11": Said(-11, "", ""),
+    "a traceback": Completed(1, "", "Traceback (most recent call last):\n"),
+    "exit code 1": Completed(1, "", ""),
+    "exit code 2 with 2 lines": Completed(2, "", "feddle: one\ntwo\n"),
+    "exit code 2 with 0 lines": Completed(2, "", ""),
+    "exit code -11": Completed(-11, "", ""),
 }
 
 
@@ -61,14 +61,14 @@ def test_results_that_are_faults(reason: str, tmp_path: Path) -> None:
 
 
 def test_results_that_are_no_faults(tmp_path: Path) -> None:
-    assert fault(Said(0, "done\n", ""), tmp_path) is None
-    assert fault(Said(2, "", "feddle: expected this\n"), tmp_path) is None
+    assert fault(Completed(0, "done\n", ""), tmp_path) is None
+    assert fault(Completed(2, "", "feddle: expected this\n"), tmp_path) is None
 
 
 @pytest.fixture
 def harmed(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
-    assert fault(Said(0, "", ""), tmp_path) == "what an input contains was run"
+    assert fault(Completed(0, "", ""), tmp_path) == "what an input contains was run"
 
 
 def test_a_pickle_that_is_loaded_is_detected(harmed: Path) -> None:

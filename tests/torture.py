@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import yaml
 
-from command import Said, fork_feddle
+from command import Completed, fork_feddle
 from feddle.data.datasets import load
 from feddle.server import Server
 from killing import METHODS, SMALL, KillPoint, end_of, is_alive, kept, kill_at_touch
@@ -53,9 +53,9 @@ class Outcome:
     faults: list[tuple[str, Path]] = field(default_factory=list)
 
 
-def said_in(folder: Path, code: int) -> Said:
+def completed_in(folder: Path, code: int) -> Completed:
     """What a forked command has left."""
-    return Said(code, *((folder / name).read_text(errors="replace") for name in ("stdout", "stderr")))
+    return Completed(code, *((folder / name).read_text(errors="replace") for name in ("stdout", "stderr")))
 
 
 # --- runs that are killed
@@ -105,7 +105,7 @@ def killed_run(draw: Draw, folder: Path, _: Kit) -> Outcome:
     began = time.monotonic()
     undisturbed = ("run", "config.yaml", "-q", "--out", "whole", "-o", "workers=0", "-o", "checkpoint.every=0")
     code = end_of(fork_feddle(*undisturbed, cwd=folder), folder, KillPoint())
-    assert code == 0, said_in(folder, code)
+    assert code == 0, completed_in(folder, code)
     seconds = time.monotonic() - began
     for point in [*(drawn_point(draw, seconds) for _ in range(draw.randint(1, 4))), KillPoint()]:
         fresh = point.seconds is not None and draw.random() < 0.3
@@ -129,16 +129,16 @@ def run_or_resume(folder: Path, point: KillPoint, *, fresh: bool) -> bool:
     begun = (run / "config.yaml").exists()
     words = ("resume", "run", "-q") if begun else ("run", "config.yaml", "-q", "--out", "run")
     child = fork_feddle(*words, cwd=folder, prepare=partial(kill_at_touch, Path("run"), point), fresh=fresh)
-    said = said_in(folder, end_of(child, folder, point))
+    done = completed_in(folder, end_of(child, folder, point))
     wait_until(lambda: not is_alive(child), "the end of its workers")
-    if fresh and said.code == -signal.SIGINT:  # it came while Python itself was starting
+    if fresh and done.code == -signal.SIGINT:  # it came while Python itself was starting
         return True
     stopped = 130 if point.by == signal.SIGINT else -point.by
-    assert said.code in (0, stopped) if point != KillPoint() else said.code == 0, said
+    assert done.code in (0, stopped) if point != KillPoint() else done.code == 0, done
     # Python itself prints and drops an interrupt that reaches a callback of the compiler (numba)
-    assert "Traceback" not in said.text or "Exception ignored" in said.err, said
-    assert said.code != 130 or len(said.err.split("\n")) <= 3, said  # click begins a new line after ^C
-    return said.code != 0
+    assert "Traceback" not in done.text or "Exception ignored" in done.err, done
+    assert done.code != 130 or len(done.err.split("\n")) <= 3, done  # click begins a new line after ^C
+    return done.code != 0
 
 
 # --- malformed inputs
@@ -170,7 +170,7 @@ def fault_of(words: Sequence[str], place: Path, *, fresh: bool) -> str | None:
     """What is wrong with the end of a command."""
     child = fork_feddle(*words, cwd=place, prepare=limit_memory, fresh=fresh)
     try:
-        return fault(said_in(place, end_of(child, place, KillPoint(), limit=LONGEST)), place)
+        return fault(completed_in(place, end_of(child, place, KillPoint(), limit=LONGEST)), place)
     except StuckError as error:
         lines = sum(path.read_bytes().count(b"\n") for path in place.rglob("history.jsonl"))
         return None if lines > 50 else str(error)  # a run of many rounds is valid
@@ -188,12 +188,12 @@ def make_kit(folder: Path) -> Kit:
     kit.make_data()
     for words in KIT:
         code = end_of(fork_feddle(*words, cwd=folder), folder, KillPoint())
-        assert code == 0, said_in(folder, code)
+        assert code == 0, completed_in(folder, code)
     point = KillPoint(touch=3, name="manifest.json", by=signal.SIGINT)  # it stops in its third checkpoint
     stopped = ("run", "config.yaml", "-q", "--out", "stopped", "-o", "rounds=8")
     child = fork_feddle(*stopped, cwd=folder, prepare=partial(kill_at_touch, Path("stopped"), point))
     code = end_of(child, folder, point)
-    assert code == 130, said_in(folder, code)
+    assert code == 130, completed_in(folder, code)
     return kit
 
 

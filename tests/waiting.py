@@ -22,12 +22,12 @@ def wait_until(
     *outputs: Path,
     still: float = STILL,
     limit: float = LIMIT,
-    said: Callable[[], object] = str,
+    details: Callable[[], object] = str,
 ) -> None:
     """Wait until a condition is true.
 
-    A process below this one that uses CPU time, and a file or folder of `outputs` that changes, is progress. `said` is
-    what the error adds.
+    Progress is a child process that uses CPU time, or a change of a file or folder in `outputs`. `details` is added to
+    the error.
     """
     began = looked = progressed = time.monotonic()
     seen: object = None
@@ -37,9 +37,9 @@ def wait_until(
             looked, before, seen = now, seen, (cpu_times(os.getpid()), [_sizes(path) for path in outputs])
             progressed = now if seen != before else progressed
         if now - progressed >= still:
-            raise StuckError(f"{what}: nothing has happened for {still:g} s; {said()}")
+            raise StuckError(f"{what}: nothing has happened for {still:g} s; {details()}")
         if now - began >= limit:
-            raise StuckError(f"{what}: not within {limit:g} s; {said()}")
+            raise StuckError(f"{what}: not within {limit:g} s; {details()}")
         time.sleep(0.05)
 
 

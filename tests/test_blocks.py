@@ -1,6 +1,7 @@
 """Coefficients per block and the server anchor: worked examples, then properties."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils.data import TensorDataset
 import feddle
 from feddle.core.atlas import Atlas, FloatRows, JoinedRows, Rows, SearchSpace
 from feddle.core.blocks import Blocks, Coefficients, Segment, make_blocks
-from feddle.core.errors import FeddleError
+from feddle.core.errors import DivergedError, FeddleError
 from feddle.core.layout import Layout, Slot
 from feddle.core.messages import Job
 from feddle.core.packed import Int8Rows
@@ -291,7 +292,7 @@ def test_every_combination_runs(coefficients: str, storage: str, search: str) ->
 
 
 def test_the_server_anchor_needs_the_clients_labels() -> None:
-    with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task"):
+    with pytest.raises(FeddleError, match=r"method\.server_anchor needs server data of the clients' own task"):
         simulate({"server_anchor": {}}, server_classes=5)
 
 
@@ -358,17 +359,91 @@ def test_the_head_is_fitted_after_the_servers_update_on_the_same_examples() -> N
 
 
 def test_requirements_of_a_head_anchor() -> None:
-    with pytest.raises(FeddleError, match="feddle needs server data of the clients' own task"):
+    with pytest.raises(FeddleError, match=r"method\.head_anchor needs server data of the clients' own task"):
         simulate({"head_anchor": {}}, server_classes=5)
     parts = Parts("feddle", bench(), Recipe(), 0, 1, 1, 1, server=numbers())
-    with pytest.raises(FeddleError, match=r"method\.head_anchor needs a model that ends with a trainable linear layer"):
+    with pytest.raises(FeddleError, match=r"method\.head_anchor needs a model whose last module is a trainable linear"):
         HeadAnchorOptions().build(parts, None)
     model = nn.Sequential(nn.Linear(1, 1), nn.Softmax(1))  # the head's outputs differ from the model's
     scaled = replace(parts, bench=Workbench(model, Layout.of(model)))
-    with pytest.raises(FeddleError, match="whose outputs are those of the model"):
+    with pytest.raises(FeddleError, match="whose last module is a trainable linear layer"):
         HeadAnchorOptions().build(scaled, None)
     plus = FeddlePlusOptions(head_anchor=HeadAnchorOptions(), coefficients="shared")
     assert plus.build(scaled).head_anchor is None, "feddle+ omits the head anchor"
+
+
+class Squeezed(Headed):
+    """Outputs (n,) instead of (n, 1)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).squeeze(-1)
+
+
+class Bounded(Headed):
+    """Outputs that are bounded at 100, which no example reaches at first."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).clamp(-100, 100)
+
+
+class Tied(Headed):
+    """The head's weights are also used before the head."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + self.head.bias)
+
+
+class Uncalled(Headed):
+    """The head's weights are used, but the head is not called."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.body(x), self.head.weight, self.head.bias)
+
+
+class Wider(nn.Module):
+    """The last linear layer in the order of registration is not the last one of the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(3, 1), nn.Linear(1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(self.first(x))
+        return outputs
+
+
+class Named(Headed):
+    """The head is called with a keyword, which is supported."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(input=self.body(x))
+        return outputs
+
+
+@pytest.mark.parametrize("kind", [Headed, Named, Squeezed, Bounded, Tied, Uncalled, Wider])
+def test_a_model_whose_head_cannot_be_fitted_alone_is_refused(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = kind()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.5)
+    before = Layout.of(model).read(model).vector
+    points = torch.linspace(-20, 20, 40)[:, None]
+    data = FromDataset(TensorDataset(points, points))
+    parts = Parts("feddle", Workbench(model, Layout.of(model)), Recipe(), 0, 1, 1, 1, server=data)
+    fits = kind in (Headed, Named)
+    plus = FeddlePlusOptions(head_anchor=HeadAnchorOptions(), coefficients="shared")
+    assert (plus.build(parts).head_anchor is not None) == fits, "feddle+ omits the head anchor"
+    with nullcontext() if fits else pytest.raises(FeddleError, match="that is used nowhere else"):
+        HeadAnchorOptions().build(parts, None)
+    assert torch.equal(Layout.of(model).read(model).vector, before), "the test leaves the model as it was"
+
+
+def test_a_fit_of_the_head_that_diverges_names_its_options() -> None:
+    with pytest.raises(
+        DivergedError, match=r"the fit of method.head_anchor diverged; lower its penalty \(now 1e\+30\)"
+    ):
+        head_anchor([1e20], [1e30], 1e30).train(weights(1e20, 1.0, 1e20), 1)
 
 
 def test_feddle_plus_has_no_head_anchor_with_data_of_another_task() -> None:

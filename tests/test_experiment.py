@@ -125,7 +125,11 @@ BAD: list[tuple[str, str]] = [
     ("data.partition.alpha=0", "data.partition.alpha: input should be greater than 0, got 0"),
     ("data.partition.alpha=.nan", "data.partition.alpha: input should be"),
     ("clients.per_round=600", "clients: per_round is 600, but count is 20"),
-    ("data=3", "data: input should be a valid dictionary"),
+    ("data=3", "data: expected options ({KEY: VALUE}, or {} for the defaults), got 3"),
+    (
+        "method.head_anchor=true",
+        "method.head_anchor: expected options ({KEY: VALUE}, or {} for the defaults), got True",
+    ),
     ("rounds", "expected KEY=VALUE"),
     ("data.server.samples=359", "data.server.samples must be less than the 359 images that"),
     ("data.name=digitz", "did you mean 'digits'?"),

@@ -647,8 +647,8 @@ def test_a_run_is_logged_to_tensorboard(tmp_path: Path) -> None:
     for name in ("accuracy", "arrivals"):
         lines = [line for line in read_run(tmp_path / "a").history if name in line and line["round"]]
         assert lines, name
-        logged = [(event.step, float(make_ndarray(event.tensor_proto))) for event in events.Tensors(name)]
-        assert logged == [(line["round"], pytest.approx(line[name])) for line in lines]
+        logged = {event.step: float(make_ndarray(event.tensor_proto)) for event in events.Tensors(name)}
+        assert logged == pytest.approx({line["round"]: line[name] for line in lines})
     assert numbers({"round": 1, "a": {"mean": 2.0}, "b": [1], "c": None, "d": True}) == {"a.mean": 2.0}
 
 

@@ -1,25 +1,28 @@
 """Guiding the merge with data of another task."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 import feddle
 from feddle.core.atlas import Atlas, FloatRows, SearchSpace
-from feddle.core.errors import FeddleError
+from feddle.core.errors import DivergedError, FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.state import load, save
 from feddle.data.examples import FromDataset, Images, draw
 from feddle.methods.feddle.fallback import AdaptiveFallback, FedAvgFallback, FedBuffFallback
+from feddle.methods.feddle.gate import GatedSearch
 from feddle.methods.feddle.method import Feddle
 from feddle.run.diagnostics import Diagnostics, InDomainComparison
 from feddle.run.plan import DiagnosticsOptions
 from feddle.run.problem import Problem
-from feddle.training.search import Objective, PaperSearch, SearchTask, SgdSearch, full_pass, smoothness
+from feddle.training.search import Objective, PaperSearch, Search, SearchTask, SgdSearch, full_pass, smoothness
 from feddle.training.surrogate import HeadOptions, SurrogateObjective, cluster, representations
 from three_numbers import Played, Quadratic, arrival, close, weights
 
@@ -277,6 +280,88 @@ def test_the_in_domain_comparison_does_not_change_the_merge() -> None:
     assert torch.equal(alone.vector, compared.vector)
     assert notes["signal_cosine"] == pytest.approx(-1.0)
     assert notes["search_cosine"] == pytest.approx(-1.0)
+
+
+def test_the_in_domain_comparison_ignores_the_gate() -> None:
+    def notes(threshold: float) -> Mapping[str, Any]:
+        search = GatedSearch(PaperSearch(lr=0.1, epochs=1, batch_size=4), threshold)
+        compare = InDomainComparison(Quadratic(0.0, 1.0, 0.0), every=1)
+        strategy = Feddle(Quadratic(1.0, 0.0, 0.0), Atlas(2, 3), search, FedBuffFallback(), observe=compare)
+        arrivals = [arrival(1.0, 0.0, 0.0), arrival(0.0, 1.0, 0.0, client=1)]
+        return strategy.merge(weights(0.0, 0.0, 0.0), arrivals, 1).notes
+
+    assert notes(-1.0)["search_cosine"] == pytest.approx(-1.0)
+    closed = notes(1.5)
+    assert closed["signal_cosine"] == pytest.approx(-1.0)
+    assert closed["gate_closed"]
+    assert "search_cosine" not in closed, "nothing was searched"
+
+
+class Uncalled(nn.Sequential):
+    """The weights of the last layer are used, but it is not called."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(self[0](inputs), self[1].get_parameter("weight"))
+
+
+def frozen_body() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5).requires_grad_(requires_grad=False), nn.Linear(5, 3))
+
+
+REFUSED: list[tuple[str, Callable[[], nn.Module], str]] = [
+    ("clusters", lambda: nn.Linear(4, 3), "out-of-domain guidance needs a trainable linear layer inside the model"),
+    ("clusters", lambda: nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1)), "needs a model with two or more outputs"),
+    ("clusters", frozen_body, "none of them is trainable"),
+    ("clusters", lambda: Uncalled(nn.Linear(4, 5), nn.Linear(5, 3)), "is not called in its forward pass"),
+    ("surrogate", Net, "needs the classes of the server's data as labels, but found numbers"),
+    ("distil", lambda: nn.Linear(4, 1), r"found the loss mse_loss and outputs of shape \(1, 1\)"),
+    ("distil", Net, r"found the loss mse_loss and outputs of shape \(1, 3\)"),
+    ("feddf", Net, "feddf needs a model that predicts one of several classes"),
+]
+
+
+@pytest.mark.parametrize(("objective", "make", "reason"), REFUSED)
+def test_regression_and_models_without_a_head_are_refused(
+    objective: str, make: Callable[[], nn.Module], reason: str
+) -> None:
+    model, method = make(), {"name": "feddle", "objective": objective}
+    data = TensorDataset(torch.randn(30, 4), torch.randn(30, model(torch.zeros(1, 4)).shape[1]))
+    with pytest.raises(FeddleError, match=reason):
+        feddle.simulate(
+            model,
+            [data] * 3,
+            server=data,
+            rounds=2,
+            per_round=2,
+            workers=0,
+            loss=F.mse_loss,
+            method="feddf" if objective == "feddf" else method,
+        )
+
+
+@pytest.mark.parametrize("gate", [None, 0.5])
+@pytest.mark.parametrize("objective", ["task", "distil", "clusters", "surrogate"])
+def test_server_data_that_is_not_finite_is_named(objective: str, gate: float | None) -> None:
+    points, labels = points_and_labels(30, 0)
+    points[3, 2] = math.nan
+    with pytest.raises(FeddleError, match="the server's data has values that are not finite; remove or replace them"):
+        simulate(server=TensorDataset(points, labels), method={"name": "feddle", "objective": objective, "gate": gate})
+
+
+@pytest.mark.parametrize("search", [PaperSearch(), GatedSearch(PaperSearch(), 1.5)])
+def test_a_search_that_cannot_start_names_the_steps_before_it(search: Search) -> None:
+    strategy = Feddle(Quadratic(1.0, 0.0, 0.0), Atlas(2, 3), search, FedBuffFallback())
+    with pytest.raises(DivergedError, match=r"\(?loss.* inf\)?; lower training\.lr, or the learning rate of"):
+        strategy.merge(weights(math.inf, 0.0, 0.0), [arrival(1.0, 0.0, 0.0)], 1)
+
+
+def test_representations_that_are_not_finite_are_reported() -> None:
+    model = Net()
+    layout = Layout.of(model)
+    start = layout.read(model)
+    start.vector.fill_(math.inf)
+    with pytest.raises(DivergedError, match=r"representations of the server's data are not finite; lower training\.lr"):
+        SurrogateObjective(model, layout, pairs(), 2).begin(start, 0)
 
 
 def simulate(**options: Any) -> feddle.Run[Any]:

@@ -15,7 +15,7 @@ from feddle.methods.cost import Cost, Setting
 from feddle.methods.fedavg import Late, average, in_time, staleness_limit
 from feddle.methods.strategy import MethodOptions
 from feddle.options import BatchSize, CountOrZero, Positive, ServerEpochs
-from feddle.training.distil import NEGLIGIBLE, Average, divergence, joint_prediction
+from feddle.training.distil import NEGLIGIBLE, Average, classified_data, divergence, joint_prediction
 from feddle.training.parts import Parts
 from feddle.training.train import Recipe, train_by_epoch
 from feddle.training.workbench import Workbench
@@ -37,7 +37,7 @@ class FedDFOptions(MethodOptions):
     def build(self, parts: Parts) -> "FedDF":
         """The method."""
         recipe = Recipe(lr=self.lr, epochs=self.epochs, batch_size=self.batch_size)
-        examples, limit = parts.server_data(labelled=False), parts.samples_per_round
+        examples, limit = classified_data(parts, "feddf"), parts.samples_per_round
         return FedDF(self, parts.bench, examples, recipe, limit, parts.seed)
 
     def cost(self, setting: Setting) -> Cost:

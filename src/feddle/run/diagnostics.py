@@ -14,6 +14,7 @@ from feddle.core.batches import in_order
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival, Job
 from feddle.core.seeds import numpy_generator, seed_for
+from feddle.methods.feddle.gate import GatedSearch
 from feddle.run.plan import DiagnosticsOptions
 from feddle.run.problem import Problem
 from feddle.runtimes.simulation import Trainer
@@ -113,11 +114,16 @@ class InDomainComparison:
     every: int
 
     def __call__(self, round: int, task: SearchTask, search: Search, found: Found) -> Mapping[str, Any]:
-        """Cosines between the two objectives' directions: ∂ℓ/∂c at c′ over all examples, and ĉ − c′."""
+        """Cosines between the two objectives' directions: ∂ℓ/∂c at c′ over all examples, and ĉ − c′ of a search."""
         if round % self.every:
             return {}
+        if isinstance(search, GatedSearch):  # the gate is about the guiding data
+            search = search.search
         point, other = task.space.point(task.start), replace(task, objective=self.objective)
         self.objective.begin(point, task.seed)
         slopes = [task.space.project(full_pass(each.objective, point)[1]) for each in (task, other)]
+        notes = {"signal_cosine": cosine(*slopes)}
+        if found.notes.get("gate_closed"):
+            return notes
         moves = [result.coefficients - task.start for result in (found, search(other))]
-        return {"signal_cosine": cosine(*slopes), "search_cosine": cosine(*moves)}
+        return {**notes, "search_cosine": cosine(*moves)}

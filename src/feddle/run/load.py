@@ -136,6 +136,8 @@ def _problem(problem: ErrorDetails) -> str:
         expected = context["expected_tags"].replace("'", "").split(", ")
         hint = did_you_mean(context["tag"], expected, f"the known names are {', '.join(expected)}")
         return f"unknown name {context['tag']!r}; {hint}"
+    if problem["type"] in ("model_type", "dict_type"):
+        return f"expected options ({{KEY: VALUE}}, or {{}} for the defaults), got {_shown(problem['input'])}"
     for kind, expected in _EXPECTED.items():
         if problem["type"] in (f"{kind}_parsing", f"{kind}_type", f"{kind}_from_float"):
             return f"expected {expected}, got {_shown(problem['input'])}"

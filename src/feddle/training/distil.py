@@ -10,11 +10,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from feddle.core.errors import FeddleError
 from feddle.core.layout import Weights
 from feddle.core.messages import Arrival
 from feddle.core.seeds import seed_for
-from feddle.data.examples import Examples, Relabelled, draw
+from feddle.data.examples import Examples, Relabelled, Selection, draw
 from feddle.options import Count, Options
+from feddle.training.metrics import innermost, may_be_of_classes
 from feddle.training.parts import Parts
 from feddle.training.search import Objective
 from feddle.training.train import loss_and_gradient
@@ -32,7 +34,8 @@ class DistilOptions(Options):
 
     def build(self, parts: Parts) -> Objective:
         """On any data; its labels are not used."""
-        return DistilObjective(parts.bench, parts.server_data(labelled=False), self.teachers, parts.samples_per_round)
+        examples, limit = classified_data(parts, "method.objective=distil"), parts.samples_per_round
+        return DistilObjective(parts.bench, examples, self.teachers, limit)
 
 
 @dataclass(eq=False)
@@ -73,7 +76,20 @@ class DistilObjective:
         inputs, targets = (part.to(point.vector.device) for part in self._current.take(examples))
         model = self.bench.model
         loss, gradient = loss_and_gradient(model, self.bench.layout, point, lambda: divergence(model(inputs), targets))
-        return loss, gradient if loss > NEGLIGIBLE else torch.zeros_like(gradient)
+        return loss, torch.zeros_like(gradient) if loss <= NEGLIGIBLE else gradient
+
+
+def classified_data(parts: Parts, user: str) -> Examples:
+    """The server's examples, with or without labels, for a `user` that teaches the probabilities of classes."""
+    bench, examples, loss = parts.bench, parts.server_data(labelled=False), innermost(parts.bench.loss)
+    outputs = bench.logits(bench.layout.read(bench.model), Selection(examples, torch.zeros(1, dtype=torch.long)))
+    if outputs.ndim < 2 or outputs.shape[1] < 2 or not may_be_of_classes(loss):
+        found = f"{getattr(loss, '__name__', type(loss).__name__)} and outputs of shape {tuple(outputs.shape)}"
+        raise FeddleError(
+            f"{user} needs a model that predicts one of several classes, but found the loss {found} for one example; "
+            "use a method that reads labels"
+        )
+    return examples
 
 
 def joint_prediction(

@@ -10,18 +10,39 @@ from torch.nn import functional as F
 # `classes`: one class of several; `labels`: each of several labels applies or not; `numbers`: regression
 Task = Literal["classes", "labels", "numbers"]
 _MOST = 100  # classes in a confusion matrix
+_LOSSES_OF_OTHERS = (
+    F.mse_loss,
+    F.l1_loss,
+    F.smooth_l1_loss,
+    F.huber_loss,
+    F.binary_cross_entropy,
+    F.binary_cross_entropy_with_logits,
+)
+_MODULES_OF_OTHERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 
 
 def task_of(outputs: Tensor, targets: Tensor, loss: object) -> Task:
     """What a model predicts. Targets of 0 and 1 are labels if the loss takes logits, else numbers."""
-    while isinstance(loss, partial):
-        loss = loss.func
+    loss = innermost(loss)
     if not targets.is_floating_point():
         return "classes" if outputs.ndim == targets.ndim + 1 else "numbers"
     if loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss):
         return "classes"  # the targets are the probabilities of the classes
     logits = loss is F.binary_cross_entropy_with_logits or isinstance(loss, nn.BCEWithLogitsLoss)
     return "labels" if logits and bool(((targets == 0) | (targets == 1)).all()) else "numbers"
+
+
+def may_be_of_classes(loss: object) -> bool:
+    """Whether a loss may be one of classes: False for torch's losses of numbers, and of labels that may be combined."""
+    loss = innermost(loss)
+    return loss not in _LOSSES_OF_OTHERS and not isinstance(loss, _MODULES_OF_OTHERS)
+
+
+def innermost(loss: object) -> object:
+    """The function inside `functools.partial`."""
+    while isinstance(loss, partial):
+        loss = loss.func
+    return loss
 
 
 def measured(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, float]:

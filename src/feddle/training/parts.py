@@ -60,17 +60,21 @@ class Parts:
     ranks: Ranks | None = None  # processes that share the search, if there are several
     alone: Alone | None = None  # without it, the clients are not simulated, or there is no test data
 
-    def server_data(self, *, labelled: bool = True) -> Examples:
-        """The server's examples; with `labelled`, their labels must be those of the clients' task."""
+    def server_data(self, *, labelled: bool = True, user: str = "") -> Examples:
+        """The server's examples; with `labelled`, their labels must be those of the clients' task.
+
+        Errors name the `user` of the data: the option that needs it, or by default the method.
+        """
         if self.server is None:
             raise FeddleError(
                 f"{self.method} uses the server's data, but there is none; "
                 "pass server= to simulate, or set data.server.samples above 0 in a config"
             )
         if labelled and self.out_of_domain:
+            remedy = f" or {user}" if user else ", or use feddf"
             raise FeddleError(
-                f"{self.method} needs server data of the clients' own task, but the server's is "
-                f"{self.out_of_domain}; leave out data.server.name (in Python: server_classes=), or use feddf"
+                f"{user or self.method} needs server data of the clients' own task, but the server's is "
+                f"{self.out_of_domain}; leave out data.server.name (in Python: server_classes=){remedy}"
             )
         return self.server
 

@@ -21,6 +21,8 @@ from feddle.core.messages import Arrival
 from feddle.core.seeds import torch_generator
 from feddle.options import BatchSize, Count, Options, Positive, ServerEpochs, choice
 
+# The remedy if the search cannot start
+START_REMEDY = "lower training.lr, or the learning rate of method.fallback or method.server_anchor"
 PASS_BATCH = 250  # examples per batch in a pass over all of them; limits the memory
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 Step = Callable[[Tensor, Tensor, float], None]  # moves c in place: c, its slope, and the share of the search done
@@ -281,6 +283,8 @@ def mini_batch_search(task: SearchTask, step: Step, epochs: int, batch_size: int
         total = 0.0
         for examples in mini_batches(count, batch_size, generator):
             loss, gradient = task.objective.loss_and_gradient(task.space.point(coefficients), examples)
+            if not (done or math.isfinite(loss)):
+                raise DivergedError(f"the loss at the start of the search is {loss}; {START_REMEDY}")
             step(coefficients, task.slope(coefficients, gradient), done / steps)
             total, done = total + len(examples) * loss, done + 1
     return checked(coefficients, total / count, remedy)

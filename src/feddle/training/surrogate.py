@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from feddle.core.batches import in_order
-from feddle.core.errors import FeddleError
+from feddle.core.errors import DivergedError, FeddleError
 from feddle.core.layout import Layout, Weights
 from feddle.core.messages import Arrival
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.data.examples import Examples, Inputs, Relabelled, draw
 from feddle.options import Count, NonNegative, Options, Positive
+from feddle.training.metrics import may_be_of_classes
 from feddle.training.parts import Parts
-from feddle.training.search import PASS_BATCH, Objective
+from feddle.training.search import PASS_BATCH, START_REMEDY, Objective
 from feddle.training.train import loss_and_gradient, outputs_of
 
 
@@ -35,6 +36,15 @@ class HeadOptions(Options):
     def objective(self, parts: Parts, cluster_steps: int = 0) -> Objective:
         """The objective with these options; see `SurrogateObjective`."""
         bench, examples, limit = parts.bench, parts.server_data(labelled=False), parts.samples_per_round
+        name = "method.objective=" + ("clusters" if cluster_steps else "surrogate")
+        if bench.layout.head_name is not None and parts.classes < 2:
+            raise FeddleError(f"{name} needs a model with two or more outputs, but this one has one; use `task`")
+        if not cluster_steps:
+            _, label = examples.take(torch.zeros(1, dtype=torch.long))
+            if label.is_floating_point() and (label.ndim < 2 or not may_be_of_classes(bench.loss)):
+                raise FeddleError(
+                    f"{name} needs the classes of the server's data as labels, but found numbers; use `task`"
+                )
         return SurrogateObjective(bench.model, bench.layout, examples, parts.classes, limit, self, cluster_steps)
 
 
@@ -94,6 +104,11 @@ class SurrogateObjective:
                 "out-of-domain guidance needs a trainable linear layer inside the model as its head, but found none; "
                 "add one, or use in-domain data"
             )
+        if not self.layout.head_start:
+            raise FeddleError(
+                "a surrogate head guides the layers before the model's head, but none of them is trainable; "
+                "train one, or use method.objective=task with in-domain data"
+            )
         self._head = self.model.get_submodule(self.layout.head_name)
         self._current = self.examples
         self.state = SurrogateState()
@@ -113,6 +128,8 @@ class SurrogateObjective:
         self.model.eval()
         self._current = draw(self.examples, self.samples_per_round, seed_for(seed, "examples"), among)
         features, labels = representations(self.model, self._head, self._current)
+        if not features.isfinite().all():
+            raise DivergedError(f"the model's representations of the server's data are not finite; {START_REMEDY}")
         if self.cluster_steps:
             first, steps = seed_for(seed, "targets"), self.cluster_steps
             labels, self.state.centres = cluster(features, self.state.centres, self.classes, steps, first)
@@ -127,7 +144,7 @@ class SurrogateObjective:
         labels = labels.to(point.vector.device)
 
         def loss() -> Tensor:
-            return F.cross_entropy(_with_bias(_represent(self.model, self._head, inputs)) @ theta.T, labels)
+            return F.cross_entropy(_with_bias(represent(self.model, self._head, inputs)) @ theta.T, labels)
 
         return loss_and_gradient(self.model, self.layout, point, loss)
 
@@ -158,19 +175,32 @@ def representations(model: nn.Module, head: nn.Module, examples: Examples) -> tu
     features, targets = [], []
     for index in in_order(len(examples), PASS_BATCH):
         inputs, found = examples.take(index)
-        features.append(_represent(model, head, inputs))
+        features.append(represent(model, head, inputs))
         targets.append(found)
     return torch.cat(features), torch.cat(targets).to(device)
 
 
-def _represent(model: nn.Module, head: nn.Module, inputs: Inputs) -> Tensor:
+class HeadNotCalledError(FeddleError):
+    """The last linear layer of a model is not part of its forward pass."""
+
+
+def represent(model: nn.Module, head: nn.Module, inputs: Inputs) -> Tensor:
     """The inputs of the head (n, features) for one batch."""
     seen: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+
+    def see(_: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        seen.extend([*args, *named.values()][:1])
+
+    hook = head.register_forward_pre_hook(see, with_kwargs=True)
     try:
         outputs_of(model, inputs)
     finally:
         hook.remove()
+    if not seen:
+        raise HeadNotCalledError(
+            f"the last linear layer of the model, {head}, is not called in its forward pass, so it cannot be the head; "
+            "call it as a module, or remove it"
+        )
     return seen[-1].flatten(1)
 
 

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from feddle.core.seeds import seed_for, torch_generator
 from feddle.options import no_bool
-from feddle.training.search import Found, Search, SearchTask, cosine, full_pass
+from feddle.training.search import START_REMEDY, Found, Search, SearchTask, checked, cosine, full_pass
 
 Threshold = Annotated[float, BeforeValidator(no_bool), Field(ge=-1, le=2)]
 
@@ -24,7 +24,7 @@ class GatedSearch:
         """Search if the gate is open. It is also open if the cosine is NaN, so that the search reports the error."""
         agreement, loss = halves(task)
         closed = agreement < self.threshold
-        found = Found(task.start, loss) if closed else self.search(task)
+        found = checked(task.start, loss, START_REMEDY) if closed else self.search(task)
         return replace(found, notes={"gate_cosine": agreement, "gate_closed": closed})
 
 

@@ -5,18 +5,21 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from feddle.core.errors import FeddleError
+from feddle.core.errors import DivergedError, FeddleError
 from feddle.core.layout import Weights
 from feddle.core.seeds import seed_for
-from feddle.data.examples import Examples, Selection, draw
+from feddle.data.examples import Examples, Inputs, draw
 from feddle.methods.cost import Setting
 from feddle.methods.feddle.server_anchor import ServerAnchor
 from feddle.options import Count, Options, Positive
 from feddle.training.parts import Parts
-from feddle.training.surrogate import representations
+from feddle.training.surrogate import HeadNotCalledError, represent, representations
+from feddle.training.train import outputs_of
 from feddle.training.workbench import Workbench
+
+_TESTED = 8  # examples on which the model is tested
 
 
 class HeadAnchorOptions(Options):
@@ -30,11 +33,11 @@ class HeadAnchorOptions(Options):
 
     def build(self, parts: Parts, server_anchor: ServerAnchor | None) -> "HeadAnchor":
         """The anchor of a method that is built from these parts, and that may have a server anchor."""
-        examples = parts.server_data()
+        examples = parts.server_data(user="method.head_anchor")
         if not has_last_head(parts.bench, examples):
             raise FeddleError(
-                "method.head_anchor needs a model that ends with a trainable linear layer, whose outputs are those of "
-                "the model; leave the option out, or end the model with a linear layer"
+                "method.head_anchor needs a model whose last module is a trainable linear layer that is used nowhere "
+                "else; leave the option out, or change the model"
             )
         return HeadAnchor(self, parts.bench, examples, server_anchor, parts.samples_per_round, parts.seed)
 
@@ -85,15 +88,42 @@ class HeadAnchor:
             return value
 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
+        if not all(bool(parameter.isfinite().all()) for parameter in parameters):
+            raise DivergedError(
+                f"the fit of method.head_anchor diverged; lower its penalty (now {self.options.penalty:g}), "
+                "method.server_anchor.lr or training.lr"
+            )
 
 
 @torch.no_grad()
 def has_last_head(bench: Workbench, examples: Examples) -> bool:
-    """Whether the head gets one vector per example, and its outputs are the model's, as far as one example shows."""
-    if bench.layout.head_name is None:
+    """Whether the head gets one vector per example, its outputs are the model's, and nothing else uses its weights.
+
+    This is tested on a few examples, with the head as it is and ten times as large. The second test detects bounded
+    outputs, and a body that uses the weights of the head.
+    """
+    model, layout = bench.model, bench.layout
+    if layout.head_name is None:
         return False
-    head: Any = bench.model.get_submodule(bench.layout.head_name)
-    one = Selection(examples, torch.zeros(1, dtype=torch.long))
-    outputs = bench.logits(bench.layout.read(bench.model), one)
-    features, _ = representations(bench.model, head, one)
-    return features.shape[1] == head.in_features and torch.allclose(head(features), outputs, atol=1e-5)
+    head: Any = model.get_submodule(layout.head_name)
+    inputs, _ = examples.take(torch.arange(min(len(examples), _TESTED)))
+    weights = layout.read(model)
+    model.eval()
+    try:
+        features = represent(model, head, inputs)
+        if features.shape[1] != head.in_features:
+            return False
+        return all(_ends_with(model, head, inputs, features, factor) for factor in (1, 10))
+    except HeadNotCalledError:
+        return False
+    finally:
+        layout.write(model, weights)
+
+
+def _ends_with(model: nn.Module, head: nn.Module, inputs: Inputs, features: Tensor, factor: int) -> bool:
+    """Whether a head that is larger by a factor still gives the outputs of the model from the same features."""
+    for parameter in head.parameters():
+        if parameter.requires_grad:
+            parameter.mul_(factor)
+    own, outputs = head(features), outputs_of(model, inputs)
+    return own.shape == outputs.shape and torch.allclose(own, outputs, atol=1e-5 * factor, equal_nan=True)

@@ -36,7 +36,7 @@ class ServerAnchorOptions(Options):
 
     def build(self, parts: Parts) -> "ServerAnchor":
         """The anchor of a method that is built from these parts."""
-        examples, limit = parts.server_data(), parts.samples_per_round
+        examples, limit = parts.server_data(user="method.server_anchor"), parts.samples_per_round
         epochs = self._passes(min(len(examples), limit or _ENOUGH))
         recipe = Recipe(lr=self.lr, epochs=epochs, batch_size=self.batch_size)
         return ServerAnchor(self, parts.bench, examples, recipe, limit, parts.seed)

@@ -1,0 +1,135 @@
+"""Compare methods with pretrained networks and a server that has data of another domain (`experiments/outside-*.yaml`).
+
+Runs are made one after the other, into a folder. Finished runs in the folder are not run again, and several processes
+can share the work. For each setting, prints a table: accuracy in per cent (best of the last five evaluations), last
+accuracy, accuracy at half of the rounds, and CPU time divided by that of the first row. For methods that search, two
+more columns have the mean cosine of ∂ℓ/∂c on the guiding data and on the clients' own domain (`signal_cosine`), and of
+the moves of both searches (`search_cosine`). Values are means ± standard deviations: over the seeds, and for cosines
+over all measurements of all seeds.
+"""
+
+import argparse
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean, stdev
+from time import process_time
+from typing import Any
+
+import torch
+
+from feddle.run.folder import run_config
+from feddle.run.load import load_config
+
+SETTINGS = [path.stem.removeprefix("outside-") for path in sorted(Path("experiments").glob("outside-*.yaml"))]
+COSINES = ("signal_cosine", "search_cosine")
+# FedBuff and Feddle's fallback flush their buffer once per round. Other options are those of the paper's tables.
+METHODS: Mapping[str, Sequence[str]] = {
+    "fedbuff": ["method={{name: fedbuff, buffer_size: {per_round}}}"],
+    "feddle": [],
+    "feddle+": ["method={{name: feddle+, search: {search}}}"],
+    "feddle+, never searches": ["method={{name: feddle+, gate: 2}}"],
+    "fedavg": ["method={{name: fedavg, late: average_models}}"],
+    "feddf": ["method={{name: feddf, late: add_deltas, lr: 0.0001, epochs: 1}}"],
+    "feddle, distil": ["method.objective=distil"],
+    "feddle, distil, in-domain": ["method.objective=distil", "data.server={{samples: 1000}}"],
+    "feddf, in-domain": [
+        "method={{name: feddf, late: add_deltas, lr: 0.0001, epochs: 1}}",
+        "data.server={{samples: 1000}}",
+    ],
+    "feddle, in-domain labels": ["data.server={{samples: 1000}}"],
+}
+COMPARED = ["fedbuff", "feddle", "feddle+", "fedavg", "feddf"]
+
+
+def measured(setting: str, method: str, seed: int, out: Path) -> dict[str, Any] | None:
+    """The figures of a run, which is made first if necessary; None if another process is making it."""
+    folder = out / setting / f"{method}-seed{seed}"
+    kept = folder.with_suffix(".json")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with _claimed(folder.with_suffix(".lock")) as claimed:
+        if not claimed:
+            return None
+        if not kept.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            kept.write_text(json.dumps(_figures(Path(f"experiments/outside-{setting}.yaml"), method, seed, folder)))
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+
+
+def _figures(config: Path, method: str, seed: int, folder: Path) -> dict[str, Any]:
+    per_round = load_config(config).clients.per_round
+    search = "{name: paper, lr: 0.01, epochs: 1, batch_size: 32}"
+    overrides = [override.format(per_round=per_round, search=search) for override in METHODS[method]]
+    if method not in ("feddle", "feddle+"):
+        overrides.append("diagnostics=null")
+    began = process_time()
+    run = run_config(load_config(config, [*overrides, f"seed={seed}"]), folder, quiet=True)
+    return {
+        "seconds": process_time() - began,
+        "accuracies": [100 * line["accuracy"] for line in run.history if "accuracy" in line],
+        **{name: [line[name] for line in run.history if name in line] for name in COSINES},
+    }
+
+
+@contextmanager
+def _claimed(lock: Path) -> Iterator[bool]:
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def main() -> None:
+    """Make the missing runs and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], help="by default all of them")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=COMPARED)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/outside"), help="a folder for the runs")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = arguments.settings or SETTINGS
+    for seed in arguments.seeds:  # whole rows first, so that an interrupted table has complete seeds
+        for setting in chosen:
+            for method in arguments.methods:
+                measured(setting, method, seed, arguments.out)
+    for setting in chosen:
+        _table(setting, arguments.methods, arguments.seeds, arguments.out)
+
+
+def _table(setting: str, methods: Sequence[str], seeds: Sequence[int], out: Path) -> None:
+    head = [setting, "accuracy", "last", "at half of the rounds", "CPU time", "gradient cosine", "search cosine"]
+    print(f"\n| {' | '.join(head)} |\n{'|---' * len(head)}|")
+    unit = None
+    for method in methods:
+        runs = [run for seed in seeds if (run := measured(setting, method, seed, out))]
+        if not runs:
+            print(f"| {method} | another process is making these runs |")
+            continue
+        curves, seconds = [run["accuracies"] for run in runs], fmean(run["seconds"] for run in runs)
+        unit = unit or seconds
+        best, last, half = (
+            [rule(curve) for curve in curves]
+            for rule in (lambda c: max(c[-5:]), lambda c: c[-1], lambda c: c[len(c) // 2 - 1])
+        )
+        cosines = [_spread([value for run in runs for value in run[name]], 2) for name in COSINES]
+        print(f"| {method} | {_spread(best)} | {_spread(last)} | {_spread(half)} | {seconds / unit:.2f} |", end="")
+        print(f" {cosines[0]} | {cosines[1]} |", flush=True)
+
+
+def _spread(values: Sequence[float], digits: int = 1) -> str:
+    if not values:
+        return "–"
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{fmean(values):.{digits}f}{spread}"
+
+
+if __name__ == "__main__":
+    main()

@@ -23,6 +23,7 @@ import torch
 
 from feddle.run.folder import run_config
 from feddle.run.load import load_config
+from feddle.version import source_digest
 
 SETTINGS = [path.stem.removeprefix("outside-") for path in sorted(Path("experiments").glob("outside-*.yaml"))]
 COSINES = ("signal_cosine", "search_cosine")
@@ -61,14 +62,16 @@ def measured(setting: str, method: str, seed: int, out: Path) -> dict[str, Any] 
 
 
 def _figures(config: Path, method: str, seed: int, folder: Path) -> dict[str, Any]:
-    per_round = load_config(config).clients.per_round
-    search = "{name: paper, lr: 0.01, epochs: 1, batch_size: 32}"
-    overrides = [override.format(per_round=per_round, search=search) for override in METHODS[method]]
+    plan: Any = load_config(config)
+    options = {"per_round": plan.clients.per_round, "search": plan.method.search.model_dump_json()}
+    overrides = [override.format(**options) for override in METHODS[method]]
     if method not in ("feddle", "feddle+"):
         overrides.append("diagnostics=null")
     began = process_time()
     run = run_config(load_config(config, [*overrides, f"seed={seed}"]), folder, quiet=True)
     return {
+        "source": source_digest(),
+        "overrides": overrides,
         "seconds": process_time() - began,
         "accuracies": [100 * line["accuracy"] for line in run.history if "accuracy" in line],
         **{name: [line[name] for line in run.history if name in line] for name in COSINES},
@@ -92,7 +95,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], help="by default all of them")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=COMPARED)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("runs/outside"), help="a folder for the runs")
+    parser.add_argument("--out", type=Path, default=Path("results/outside"), help="a folder for the runs")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     chosen = arguments.settings or SETTINGS

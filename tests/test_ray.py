@@ -258,6 +258,7 @@ def test_content_that_cannot_be_sent_is_reported_in_one_line(tmp_path: Path) -> 
 # on a cluster
 
 
+@pytest.mark.slow
 def test_results_are_complete_in_any_order(two_nodes: RunningCluster, tmp_path: Path) -> None:
     jobs = [Job(client, 0, client % 3) for client in range(7)]
     trainer = pool(Double(tmp_path), two_nodes.address)
@@ -273,6 +274,7 @@ def test_results_are_complete_in_any_order(two_nodes: RunningCluster, tmp_path: 
         assert not trainer._versions, "a version is freed with its last job"
 
 
+@pytest.mark.slow
 def test_the_number_of_waiting_updates_is_bounded(two_nodes: RunningCluster, tmp_path: Path) -> None:
     with pool(Double(tmp_path), two_nodes.address, 1, ahead=2) as trainer:
         for client in range(6):
@@ -295,12 +297,14 @@ def test_a_job_that_always_fails_ends_the_run(two_nodes: RunningCluster, tmp_pat
                 trainer.result(Job(42, 1, 7))
 
 
+@pytest.mark.slow
 def test_a_run_is_bit_identical_to_local_workers(two_nodes: RunningCluster) -> None:
     ray = {"name": "ray", "address": two_nodes.address}
     for changes in ({}, {"attack": "sign-flip", "training": {"epochs": 1, "optimizer": "sgd"}}):
         assert same(go(tiny(**changes, executor=ray)), go(tiny(**changes, workers=2)))
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_too_small_is_reported_at_once(two_nodes: RunningCluster) -> None:
     ray = {"name": "ray", "address": two_nodes.address}
     with pytest.raises(
@@ -329,6 +333,7 @@ def test_a_run_is_stopped_and_resumed(two_nodes: RunningCluster, tmp_path: Path)
     assert same(resumed, whole)
 
 
+@pytest.mark.slow
 def test_only_the_jobs_of_a_lost_node_are_repeated(tmp_path: Path) -> None:
     jobs = [Job(client, 0, 0) for client in range(6)]
     with cluster(1, 1) as running, pool(Gated(tmp_path), running.address) as trainer:
@@ -389,6 +394,7 @@ def test_a_lost_head_stops_the_run_which_can_be_resumed(tmp_path: Path, with_wor
         resume_run(out, partial(stop_at, RunFolder(out).saved_rounds() + 2), quiet=True)
 
 
+@pytest.mark.slow
 def test_ray_on_this_machine_listens_only_on_loopback(tmp_path: Path) -> None:
     tmp_path.joinpath("config.yaml").write_text(json.dumps(tiny(executor="ray", workers=2).model_dump(mode="json")))
     code = """
@@ -409,6 +415,7 @@ run = feddle.run_config(feddle.load_config("config.yaml"), "run", listen)
     assert [json.loads(line) for line in lines] == whole.history
 
 
+@pytest.mark.slow
 def test_a_grid_is_spread_over_the_cluster(two_nodes: RunningCluster, tmp_path: Path) -> None:
     here = reproduce(tmp_path / "here", "--jobs", "2")
     there = reproduce(tmp_path / "there", "--executor", "ray", "--address", two_nodes.address)
@@ -480,6 +487,7 @@ def test_a_node_that_does_not_share_the_folder_loses_no_cell(tmp_path: Path) -> 
     assert same_histories(tmp_path / "here", out)
 
 
+@pytest.mark.slow
 def test_a_cell_without_files_is_reported(
     two_nodes: RunningCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -533,6 +541,7 @@ def test_incompatible_options_of_reproduce_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "grid").exists()
 
 
+@pytest.mark.slow
 def test_errors_of_the_command_line_are_reported_in_one_line(tmp_path: Path) -> None:
     tmp_path.joinpath("config.yaml").write_text(json.dumps(tiny().model_dump(mode="json")))
     for override, expected in (

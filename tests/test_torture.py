@@ -19,6 +19,7 @@ from waiting import patient
 pytestmark = [needs.linux, patient]
 
 
+@pytest.mark.slow
 def test_a_short_torture_finds_nothing() -> None:
     done = run_process(sys.executable, Path(torture.__file__), "--minutes", "0", "--seed", "3")
     assert done.code == 0, done.text

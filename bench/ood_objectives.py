@@ -3,10 +3,10 @@
 Runs a federation of `experiments/small.yaml`. Every merge is a plain step of the fallback, so that all objectives get
 the same rounds. In some rounds, every objective is compared at the start of the search (c′). Three quantities are
 measured: the cosine between its gradient ∂ℓ/∂c and that of 3000 in-domain images, the cosine between ∂ℓ/∂c on two
-halves of its own images (which `method.gate` uses), and the change in test accuracy after a search (Adam 3e-3, one
-pass) from c′. 1000 in-domain images are the baseline, with and without their labels. They are test images, so the gain
+halves of its own images (which `method.gate` uses), and the change in test accuracy after a search (Adam, one pass)
+from c′. 1000 in-domain images are the baseline, with and without their labels. They are test images, so the gain
 of the baseline is slightly optimistic. Prints means with standard errors. `--config` measures another out-of-domain
-config.
+config, such as `experiments/outside-mobilenet-classes.yaml`. Its networks are large, so use `--samples 500 --lr 0.01`.
 """
 
 import argparse
@@ -39,12 +39,9 @@ from feddle.training.search import Found, Objective, PaperSearch, SearchTask, fu
 from feddle.training.surrogate import HeadOptions, SurrogateObjective
 from feddle.training.train import evaluate
 
-SEARCH = PaperSearch(lr=3e-3)
-SAMPLES = 2000
 
-
-def candidates(run: Run[Simulation]) -> dict[str, Objective]:
-    """The objectives by name. The run's own objective is distil, whose teachers are shared."""
+def candidates(run: Run[Simulation], number: int) -> dict[str, Objective]:
+    """The objectives by name, with this number of images. The run's own is distil, whose teachers are shared."""
     model, layout, server, test = run.problem.model, run.layout, run.problem.server, run.problem.test
     classes, strategy = run.problem.server_classes, run.server.strategy
     assert server is not None
@@ -56,7 +53,7 @@ def candidates(run: Run[Simulation]) -> dict[str, Objective]:
 
     def surrogate(head_steps: int = 20, cluster_steps: int = 0) -> SurrogateObjective:
         options = HeadOptions(head_steps=head_steps)
-        return SurrogateObjective(model, layout, server, classes, SAMPLES, options, cluster_steps)
+        return SurrogateObjective(model, layout, server, classes, number, options, cluster_steps)
 
     def distil(examples: Examples, samples: int) -> DistilObjective:
         objective = DistilObjective(own.bench, examples, own.teachers, samples)
@@ -69,7 +66,7 @@ def candidates(run: Run[Simulation]) -> dict[str, Objective]:
         "surrogate, θ fitted for 100 steps": surrogate(100),
         "surrogate, θ fitted on other images": FittedElsewhere(surrogate(200)),
         "clusters": surrogate(cluster_steps=10),
-        "distil": distil(server, SAMPLES),
+        "distil": distil(server, number),
         "distil, in-domain, 1000 images": distil(test, 1000),
     }
 
@@ -89,7 +86,8 @@ class FittedElsewhere:
     ) -> None:
         """Fit θ on the first images of a random order, and search on the next ones."""
         examples = self.objective.examples
-        order = torch.randperm(len(examples), generator=torch_generator(seed))[: 2 * SAMPLES]
+        count = self.objective.samples_per_round or len(examples) // 2
+        order = torch.randperm(len(examples), generator=torch_generator(seed))[: 2 * count]
         self.objective.begin(start, seed, order[: len(order) // 2])
         self.objective._current = Selection(examples, order[len(order) // 2 :])
 
@@ -106,13 +104,15 @@ class Probing:
 
     run: Run[Simulation]
     every: int
+    samples: int
+    search: PaperSearch
     rows: dict[str, list[tuple[float, float, float]]] = field(default_factory=lambda: defaultdict(list))
     seen: int = 0
 
     def __post_init__(self) -> None:
         test = self.run.problem.test
         assert test is not None
-        self.candidates = candidates(self.run)
+        self.candidates = candidates(self.run, self.samples)
         self.reference = TaskObjective(self.run.problem.model, self.run.layout, test, samples_per_round=3000)
         self.test = test
 
@@ -126,7 +126,7 @@ class Probing:
             for name, candidate in self.candidates.items():
                 candidate.begin(point, seed + 1)  # other images than the reference's
                 cosine = torch.cosine_similarity(self._slope(candidate, space, start), true, dim=0)
-                found = SEARCH(replace(task, objective=candidate))
+                found = self.search(replace(task, objective=candidate))
                 agreement = halves(replace(task, objective=candidate))[0]
                 gain = self._accuracy(space, found.coefficients) - before
                 self.rows[name].append((float(cosine), agreement, 100 * gain))
@@ -147,17 +147,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--every", type=int, default=8, help="merges from one comparison to the next")
+    parser.add_argument("--samples", type=int, default=2000, help="images of the other domain per merge")
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate of the searches")
     parser.add_argument("--config", type=Path, help="by default experiments/small.yaml with CIFAR-10 at the server")
     arguments = parser.parse_args()
     rows: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-    outside = [] if arguments.config else OUTSIDE
+    changes = (
+        ["method.objective=distil"] if arguments.config else [*OUTSIDE, "method={name: feddle, objective: distil}"]
+    )
     for seed in arguments.seeds:
         setting = [f"seed={seed}", "workers=0", f"rounds={arguments.rounds}", "evaluation.every=1000"]
-        setting += [*outside, "method={name: feddle, objective: distil}"]
-        config = load_config(arguments.config or Path("experiments/small.yaml"), setting)
+        config = load_config(arguments.config or Path("experiments/small.yaml"), [*setting, *changes])
         run = simulated(config, build_problem(config))
         assert isinstance(run.server.strategy, Feddle)
-        probing = run.server.strategy.search = Probing(run, arguments.every)
+        probing = run.server.strategy.search = Probing(
+            run, arguments.every, arguments.samples, PaperSearch(lr=arguments.lr)
+        )
         run.go()
         for name, measured in probing.rows.items():
             rows[name] += measured

@@ -2,10 +2,10 @@
 
 Runs are made one after the other, into a folder. Finished runs in the folder are not run again, and several processes
 can share the work. For each setting, prints a table: accuracy in per cent (best of the last five evaluations), last
-accuracy, accuracy at half of the rounds, and CPU time (with diagnostics) divided by that of the first row. For Feddle, two
-more columns have the mean cosine of ∂ℓ/∂c on the guiding data and on the clients' own domain (`signal_cosine`), and of
-the moves of both searches (`search_cosine`). Values are means ± standard deviations: over the seeds, and for cosines
-over all measurements of all seeds.
+accuracy, accuracy at half of the rounds, and CPU time (with diagnostics) divided by that of the first row. For Feddle,
+two more columns have the mean cosine of ∂ℓ/∂c on the guiding data and on the clients' own domain (`signal_cosine`),
+and of the moves of both searches (`search_cosine`). Values are means ± standard deviations: over the seeds, and for
+cosines over all measurements of all seeds.
 """
 
 import argparse

@@ -31,6 +31,7 @@ COSINES = ("signal_cosine", "search_cosine")
 METHODS: Mapping[str, Sequence[str]] = {
     "fedbuff": ["method={{name: fedbuff, buffer_size: {per_round}}}"],
     "feddle": [],
+    "feddle, never searches": ["method.gate=2"],
     "feddle+": ["method={{name: feddle+, search: {search}}}"],
     "feddle+, never searches": ["method={{name: feddle+, gate: 2}}"],
     "fedavg": ["method={{name: fedavg, late: average_models}}"],
@@ -92,11 +93,15 @@ def _claimed(lock: Path) -> Iterator[bool]:
 def main() -> None:
     """Make the missing runs and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], help="by default all of them")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=COMPARED)
+    parser.add_argument("settings", nargs="*", metavar="SETTING", help=f"{', '.join(SETTINGS)}; by default all of them")
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=COMPARED, metavar="METHOD", help="; ".join(METHODS)
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("results/outside"), help="a folder for the runs")
     arguments = parser.parse_args()
+    if unknown := sorted(set(arguments.settings) - set(SETTINGS)):
+        parser.error(f"unknown setting {unknown[0]}; the known ones are {', '.join(SETTINGS)}")
     torch.set_num_threads(1)
     chosen = arguments.settings or SETTINGS
     for seed in arguments.seeds:  # whole rows first, so that an interrupted table has complete seeds

@@ -4,7 +4,8 @@ Runs are made one after the other, into a folder. Finished runs in the folder ar
 can share the work. For each setting, prints a table: accuracy in per cent (best of the last five evaluations), last
 accuracy, accuracy at half of the rounds, and CPU time (with diagnostics) divided by that of the first row. For Feddle,
 two more columns have the mean cosine of ∂ℓ/∂c on the guiding data and on the clients' own domain (`signal_cosine`),
-and of the moves of both searches (`search_cosine`). Values are means ± standard deviations: over the seeds, and for
+and of the moves of both searches (`search_cosine`). For Feddle without its search, one column has the mean cosine of
+∂ℓ/∂c on two halves of the guiding data (`gate_cosine`). Values are means ± standard deviations: over the seeds, and for
 cosines over all measurements of all seeds.
 """
 
@@ -26,7 +27,11 @@ from feddle.run.load import load_config
 from feddle.version import source_digest
 
 SETTINGS = [path.stem.removeprefix("outside-") for path in sorted(Path("experiments").glob("outside-*.yaml"))]
-COSINES = ("signal_cosine", "search_cosine")
+COSINES = {
+    "signal_cosine": "gradient cosine",
+    "search_cosine": "search cosine",
+    "gate_cosine": "cosine of two halves",
+}
 # FedBuff and Feddle's fallback flush their buffer once per round. Other options are those of the paper's tables.
 METHODS: Mapping[str, Sequence[str]] = {
     "fedbuff": ["method={{name: fedbuff, buffer_size: {per_round}}}"],
@@ -49,7 +54,7 @@ COMPARED = ["fedbuff", "feddle", "feddle+", "fedavg", "feddf"]
 
 def measured(setting: str, method: str, seed: int, out: Path) -> dict[str, Any] | None:
     """The figures of a run, which is made first if necessary; None if another process is making it."""
-    folder = out / setting / f"{method}-seed{seed}"
+    folder = out / setting / f"{method.replace(',', '').replace(' ', '-')}-seed{seed}"
     kept = folder.with_suffix(".json")
     kept.parent.mkdir(parents=True, exist_ok=True)
     with _claimed(folder.with_suffix(".lock")) as claimed:
@@ -113,7 +118,7 @@ def main() -> None:
 
 
 def _table(setting: str, methods: Sequence[str], seeds: Sequence[int], out: Path) -> None:
-    head = [setting, "accuracy", "last", "at half of the rounds", "CPU time", "gradient cosine", "search cosine"]
+    head = [setting, "accuracy", "last", "at half of the rounds", "CPU time", *COSINES.values()]
     print(f"\n| {' | '.join(head)} |\n{'|---' * len(head)}|")
     unit = None
     for method in methods:
@@ -127,9 +132,9 @@ def _table(setting: str, methods: Sequence[str], seeds: Sequence[int], out: Path
             [rule(curve) for curve in curves]
             for rule in (lambda c: max(c[-5:]), lambda c: c[-1], lambda c: c[len(c) // 2 - 1])
         )
-        cosines = [_spread([value for run in runs for value in run[name]], 2) for name in COSINES]
+        cosines = [_spread([value for run in runs for value in run.get(name, [])], 2) for name in COSINES]
         print(f"| {method} | {_spread(best)} | {_spread(last)} | {_spread(half)} | {seconds / unit:.2f} |", end="")
-        print(f" {cosines[0]} | {cosines[1]} |", flush=True)
+        print(f" {' | '.join(cosines)} |", flush=True)
 
 
 def _spread(values: Sequence[float], digits: int = 1) -> str:

@@ -15,6 +15,7 @@ from feddle.core.errors import FeddleError
 from feddle.methods.feddle.fallback import FedBuffFallback
 from feddle.methods.feddle.gate import GatedSearch, halves
 from feddle.methods.feddle.method import Feddle
+from feddle.report.page import write_report
 from feddle.run.folder import run_config
 from feddle.run.load import parse_config
 from feddle.training.search import Found, PaperSearch, SearchTask
@@ -149,6 +150,13 @@ def test_a_threshold_between_the_cosines_closes_the_gate_in_some_rounds(tmp_path
     _, lines = vector_of(tmp_path, gate=middle)
     assert lines[0]["gate_closed"] == (lines[0]["gate_cosine"] < middle)
     assert {line["gate_closed"] for line in lines} == {True, False}
+
+
+@pytest.mark.parametrize("gate", [-1, None])
+def test_the_page_shows_the_cosine_of_the_two_halves(tmp_path: Path, gate: float | None) -> None:
+    run_config(small("feddle", options={"gate": gate}, rounds=4), tmp_path / "run", quiet=True)
+    page = write_report(tmp_path / "run", tmp_path / "report.html").read_text()
+    assert ("gradients on two halves of the guiding data" in page) is (gate is not None)
 
 
 def test_the_kill_tests_include_a_method_with_a_gate() -> None:

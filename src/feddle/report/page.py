@@ -29,7 +29,9 @@ _QUANTITIES = {
     "true_update_cosines": "Cosine between the true update and the previous true update",
     "signal_cosine": "Cosine between the gradients on the guiding data and on in-domain data, where the search starts",
     "search_cosine": "Cosine between the results of the search on the guiding data and on in-domain data",
+    "gate_cosine": "Cosine between the gradients on two halves of the guiding data",
 }
+_ABOUT_GUIDANCE = ("gate_cosine", "signal_cosine", "search_cosine")  # shown if they were measured
 _SHOWN = 3  # charts of coefficients that are not folded
 
 
@@ -193,7 +195,7 @@ def _curves(grid: Grid, panel: Panel) -> list[Markup]:
             unit = "%" if panel.metric.share else ""
             chance, higher = panel.guess(column), panel.metric.higher
             charts.append(curve_chart(curves, head, unit=unit, chance=chance, higher=higher))
-        for key in grid.record.get("figure", []):
+        for key in grid.record.get("figure", _ABOUT_GUIDANCE):
             curves = _lines(panel, column, key) if key in _QUANTITIES else []
             caption = ". ".join(filter(None, (head, _QUANTITIES.get(key))))
             charts += [curve_chart(curves, caption, unit="")] if curves else []

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from feddle.core.durable import write_whole
 from feddle.run.folder import run_config
 from feddle.run.load import load_config
 from feddle.version import source_digest
@@ -32,7 +33,7 @@ COSINES = {
     "search_cosine": "search cosine",
     "gate_cosine": "cosine of two halves",
 }
-# FedBuff and Feddle's fallback flush their buffer once per round. Other options are those of the paper's tables.
+# FedBuff's buffer has the size of that of Feddle's fallback. Other options are those of the paper's tables.
 METHODS: Mapping[str, Sequence[str]] = {
     "fedbuff": ["method={{name: fedbuff, buffer_size: {per_round}}}"],
     "feddle": [],
@@ -52,19 +53,23 @@ METHODS: Mapping[str, Sequence[str]] = {
 COMPARED = ["fedbuff", "feddle", "feddle+", "fedavg", "feddf"]
 
 
-def measured(setting: str, method: str, seed: int, out: Path) -> dict[str, Any] | None:
-    """The figures of a run, which is made first if necessary; None if another process is making it."""
-    folder = out / setting / f"{method.replace(',', '').replace(' ', '-')}-seed{seed}"
-    kept = folder.with_suffix(".json")
+def figures_file(setting: str, method: str, seed: int, out: Path) -> Path:
+    """The file with the figures of a run."""
+    return out / setting / f"{method.replace(',', '').replace(' ', '-')}-seed{seed}.json"
+
+
+def make(setting: str, method: str, seed: int, out: Path) -> None:
+    """Make a run, unless it is finished or another process is making it."""
+    kept = figures_file(setting, method, seed, out)
+    if kept.exists():
+        return
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with _claimed(folder.with_suffix(".lock")) as claimed:
-        if not claimed:
-            return None
-        if not kept.exists():
+    folder = kept.with_suffix("")
+    with _claimed(kept.with_suffix(".lock")) as claimed:
+        if claimed and not kept.exists():
             shutil.rmtree(folder, ignore_errors=True)
-            kept.write_text(json.dumps(_figures(Path(f"experiments/outside-{setting}.yaml"), method, seed, folder)))
-        found: dict[str, Any] = json.loads(kept.read_text())
-        return found
+            figures = _figures(Path(f"experiments/outside-{setting}.yaml"), method, seed, folder)
+            write_whole(kept, json.dumps(figures).encode())
 
 
 def _figures(config: Path, method: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def main() -> None:
     for seed in arguments.seeds:  # whole rows first, so that an interrupted table has complete seeds
         for setting in chosen:
             for method in arguments.methods:
-                measured(setting, method, seed, arguments.out)
+                make(setting, method, seed, arguments.out)
     for setting in chosen:
         _table(setting, arguments.methods, arguments.seeds, arguments.out)
 
@@ -122,9 +127,10 @@ def _table(setting: str, methods: Sequence[str], seeds: Sequence[int], out: Path
     print(f"\n| {' | '.join(head)} |\n{'|---' * len(head)}|")
     unit = None
     for method in methods:
-        runs = [run for seed in seeds if (run := measured(setting, method, seed, out))]
-        if not runs:
-            print(f"| {method} | another process is making these runs |")
+        files = [figures_file(setting, method, seed, out) for seed in seeds]
+        runs: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files if file.exists()]
+        if len(runs) < len(seeds):
+            print(f"| {method} | {len(runs)} of {len(seeds)} runs are finished; another process is making the others |")
             continue
         curves, seconds = [run["accuracies"] for run in runs], fmean(run["seconds"] for run in runs)
         unit = unit or seconds

@@ -1,20 +1,18 @@
 """Compare methods with pretrained networks and a server that has data of another domain (`experiments/outside-*.yaml`).
 
-Runs are made one after the other, into a folder. Finished runs in the folder are not run again, and several processes
-can share the work. For each setting, prints a table: accuracy in per cent (best of the last five evaluations), last
-accuracy, accuracy at half of the rounds, and CPU time (with diagnostics) divided by that of the first row. For Feddle,
-two more columns have the mean cosine of ∂ℓ/∂c on the guiding data and on the clients' own domain (`signal_cosine`),
-and of the moves of both searches (`search_cosine`). For Feddle without its search, one column has the mean cosine of
-∂ℓ/∂c on two halves of the guiding data (`gate_cosine`). Values are means ± standard deviations: over the seeds, and for
-cosines over all measurements of all seeds.
+Runs are made one after the other, into a folder. Finished runs in the folder are not run again. Processes for
+different settings may run side by side. For each setting, prints a table: accuracy in per cent (best of the last five
+evaluations), last accuracy, accuracy at half of the rounds, and CPU time (with diagnostics) divided by that of the
+first row. For Feddle, two more columns have the mean cosine of ∂ℓ/∂c on the guiding data and on the clients' own
+domain (`signal_cosine`), and of the moves of both searches (`search_cosine`). For Feddle without its search, one column
+has the mean cosine of ∂ℓ/∂c on two halves of the guiding data (`gate_cosine`). Values are means ± standard deviations:
+over the seeds, and for cosines over all measurements of all seeds.
 """
 
 import argparse
-import fcntl
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from time import process_time
@@ -59,17 +57,15 @@ def figures_file(setting: str, method: str, seed: int, out: Path) -> Path:
 
 
 def make(setting: str, method: str, seed: int, out: Path) -> None:
-    """Make a run, unless it is finished or another process is making it."""
+    """Make a run, unless it is finished."""
     kept = figures_file(setting, method, seed, out)
     if kept.exists():
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
     folder = kept.with_suffix("")
-    with _claimed(kept.with_suffix(".lock")) as claimed:
-        if claimed and not kept.exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            figures = _figures(Path(f"experiments/outside-{setting}.yaml"), method, seed, folder)
-            write_whole(kept, json.dumps(figures).encode())
+    shutil.rmtree(folder, ignore_errors=True)
+    figures = _figures(Path(f"experiments/outside-{setting}.yaml"), method, seed, folder)
+    write_whole(kept, json.dumps(figures).encode())
 
 
 def _figures(config: Path, method: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -87,17 +83,6 @@ def _figures(config: Path, method: str, seed: int, folder: Path) -> dict[str, An
         "accuracies": [100 * line["accuracy"] for line in run.history if "accuracy" in line],
         **{name: [line[name] for line in run.history if name in line] for name in COSINES},
     }
-
-
-@contextmanager
-def _claimed(lock: Path) -> Iterator[bool]:
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 def main() -> None:
@@ -128,10 +113,7 @@ def _table(setting: str, methods: Sequence[str], seeds: Sequence[int], out: Path
     unit = None
     for method in methods:
         files = [figures_file(setting, method, seed, out) for seed in seeds]
-        runs: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files if file.exists()]
-        if len(runs) < len(seeds):
-            print(f"| {method} | {len(runs)} of {len(seeds)} runs are finished; another process is making the others |")
-            continue
+        runs: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
         curves, seconds = [run["accuracies"] for run in runs], fmean(run["seconds"] for run in runs)
         unit = unit or seconds
         best, last, half = (

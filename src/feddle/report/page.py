@@ -36,7 +36,7 @@ _SHOWN = 3  # charts of coefficients that are not folded
 
 
 def write_document(text: str, out: Path) -> Path:
-    """Write a text to a file, completely or not at all."""
+    """Write a text to a file. If the process stops, the file has the old or the new text, never a part."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # "replace": the name of a folder may be invalid Unicode, which the page must not contain.
@@ -44,7 +44,7 @@ def write_document(text: str, out: Path) -> Path:
         write_whole(out, text.encode("utf-8", "replace"), sync=False, contested=True)
     except OSError as error:
         raise FeddleError(
-            f"cannot write {out}: {error.strerror}; choose a file in a writable folder (--out, in Python out=)"
+            f"cannot write {out}: {error.strerror}; choose a file in a writable folder with --out (in Python: out=)"
         ) from error
     return out
 
@@ -52,7 +52,7 @@ def write_document(text: str, out: Path) -> Path:
 def write_report(
     runs: Path | str | Sequence[Path | str], out: Path | str = "report.html", target: float | None = None
 ) -> Path:
-    """Write one page about `runs`, which are folders (or one) of runs, comparisons or grids, to the file `out`.
+    """Write a page to the file `out`. It shows the `runs`: one or more folders of runs, comparisons or grids.
 
     With `target`, an accuracy from 0 to 1, the page shows the cost to reach it. Returns the path of the page.
     """
@@ -61,7 +61,7 @@ def write_report(
 
 
 def page(grids: Sequence[Grid], target: float | None = None, *, live: bool = False) -> str:
-    """An HTML document that needs no other file; with `live` it reloads every five seconds."""
+    """A self-contained HTML document. With `live`, the browser reloads it every five seconds."""
     html, css, js = (
         files("feddle.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
     )
@@ -98,7 +98,7 @@ def _opening(grid: Grid) -> Markup:
 
 
 def _section(title: str, panel: Panel | None, text: str, *parts: Markup | None) -> Markup | None:
-    """A part of the page with a title; None if it is empty."""
+    """A section of the page with a title, or None if it has no content."""
     shown = [part for part in parts if part]
     title = f"{title}: {panel.title}" if panel and panel.title else title
     return element("section", element("h2", title), paragraph(text, "quiet"), *shown) if shown else None
@@ -153,7 +153,7 @@ def _about_curves(panel: Panel) -> str:
 
 
 def html_table(shown: Table, notes: Sequence[str], kind: str = "") -> Markup:
-    """A table with notes below it."""
+    """An HTML table, followed by its notes."""
     rows = [join(_label(row), *map(_entry, row.entries)) for row in shown.rows]
     drawn = table(f"results{kind}", [shown.label, *shown.headings], rows)
     return join(element("div", drawn, class_="sideways"), each("p", notes, class_="note"))
@@ -203,12 +203,15 @@ def _curves(grid: Grid, panel: Panel) -> list[Markup]:
 
 
 def _capital(head: str) -> str:
-    """A column heading as the start of a sentence; σ is not capitalised."""
+    """A column heading with a capital first letter. Headings with Greek letters, such as σ = 5, are not changed."""
     return head[:1].upper() + head[1:] if head.isascii() else head
 
 
 def _lines(panel: Panel, column: int, key: str | None = None) -> list[Curve]:
-    """The curves of a column, by default of the main metric. Center stands out; colours are by row."""
+    """One curve for each row of a column: the quantity `key`, by default the main metric.
+
+    A row has the same colour in every column. The curve of Center is emphasised.
+    """
     found = []
     for index, (row, label) in enumerate(panel.rows.items()):
         cell = panel.at(row, column)
@@ -267,7 +270,7 @@ def _configs(grid: Grid) -> Markup:
 
 
 def commands_section(commands: Sequence[tuple[str, str]], note: str) -> Markup:
-    """The commands that repeat the runs, each with a label."""
+    """The section with the commands that repeat the runs. Each command has a label."""
     items = [join(element("span", label) if label else None, element("code", text)) for label, text in commands]
     shown = element("ul", each("li", items), class_="commands")
     return element("section", element("h2", "Run again"), shown, paragraph(note, "note"))

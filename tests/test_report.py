@@ -712,7 +712,10 @@ def test_damaged_blocks_are_ignored(tmp_path: Path, damage: dict[str, Any]) -> N
 @pytest.mark.parametrize("at", [-3, 0, True, 10**400, 10**29, 1.5], ids=str)
 def test_odd_rounds_and_tiny_coefficients_render(tmp_path: Path, at: Any) -> None:
     odd = {"round": at, "coefficients": [0, 5e-324, 1e-17], "server_coefficient": 1}
-    Document(written([searching_run(tmp_path / "a", odd, {"coefficients": [0]})], tmp_path))
+    html = written([searching_run(tmp_path / "a", odd, {"coefficients": [0]})], tmp_path)
+    ((_, pixels),) = pictures(html)
+    assert {pixel for row in pixels for pixel in row} == {0, 25}, "blank cells, and tiny coefficients as zero"
+    Document(html)
 
 
 def test_a_real_run_of_feddle_plus_shows_its_blocks_and_its_server(tmp_path: Path) -> None:
